@@ -1,0 +1,154 @@
+"""``kalign.tune``, ``kalign.verify`` and ``kalign.explain``: the operators' three questions, asked from Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kalign_core import context, session
+from kalign_core.errors import BadArgument
+from kalign_core.observer import Recorded
+from kalign_core.records import Config, Entry, Verdict
+from kalign_core.session import Session
+
+if TYPE_CHECKING:
+    from kalign_core.ops.base import Operator
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided for one kernel of an operator: ``tuned`` now, or a ``hit`` of what was known."""
+
+    kernel: str
+    problem: str
+    entry: Entry | None
+    how: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The gate's verdict on the launch that serves one kernel here."""
+
+    kernel: str
+    problem: str
+    config: Config
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Which launch would serve one kernel of a call, and why."""
+
+    kernel: str
+    problem: str
+    args: str
+    phase: str
+    mode: str
+    config: Config
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.problem} {self.phase}: {self.config} ({self.why}; mode {self.mode})"
+
+
+def tune(op: Operator, *args: Any, retune: bool = False) -> list[Decided]:
+    """Tune every kernel that ``op(*args)`` and its backward run, for these arguments' problem; gives the decisions.
+
+    ``args`` are the operator's own, on the device to tune for; those that require gradients have their backward tuned
+    too. What is known already is a hit, unless ``retune`` measures it again. The phase is that of ``kalign.using``.
+    """
+    here = session.current()
+    decided = []
+    for call in recorded(op, *args):
+        problem = here.key(call.kernel, call.problem, call.device).problem
+        entry = None if retune else here.lookup(call.kernel, call.problem, call.device)
+        if entry is not None:
+            decided.append(Decided(call.kernel.name, problem, entry, "hit"))
+            continue
+        report, stored = here.tune(call.kernel, call.problem, call.device)
+        decided.append(Decided(call.kernel.name, problem, report.entry, "tuned" if stored else "kept", report.reason))
+    return decided
+
+
+def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
+    """Hold the launches that serve ``op(*args)`` here to the gate again; gives a verdict for each kernel.
+
+    The launch is the stored winner where there is one, else the reference itself, which is then held to its promises.
+    Raises ``NotTunable`` where the reference breaks its own.
+    """
+    here = session.current()
+    return [verified(here, call, strict=strict) for call in recorded(op, *args)]
+
+
+def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
+    """The gate's verdict for one kernel call."""
+    from kalign_core.verifier.bench import Bench
+    from kalign_core.verifier.gate import open_gate
+
+    kernel, problem, platform = call.kernel, call.problem, here.platform
+    entry = here.lookup(kernel, problem, call.device)
+    reference = kernel.reference_config(problem)
+    config = entry.config if entry else reference
+    with platform.on(call.device):
+        bench = Bench(platform, kernel, problem, call.device, strict=strict)
+        sample = bench.sample_arguments()
+        home = platform.launcher(kernel, problem, reference, sample)
+        gate = open_gate(here.plugins, bench, home)
+        gate.check_reference()
+        launch = platform.launcher(kernel, problem, config, sample)
+        [verdict] = gate.examine([launch])
+    return Verified(kernel.name, here.key(kernel, problem, call.device).problem, config, verdict)
+
+
+def explain(op: Operator, *args: Any) -> list[Explanation]:
+    """Say which launch would serve each kernel of ``op(*args)`` in the mode and phase in force, and why."""
+    here, call = session.current(), context.current()
+    return [explained(here, known, call.mode) for known in recorded(op, *args)]
+
+
+def explained(here: Session, call: Recorded, mode: str) -> Explanation:
+    """The explanation for one kernel call."""
+    key = here.key(call.kernel, call.problem, call.device)
+    reference = call.kernel.reference_config(call.problem)
+    entry = here.lookup(call.kernel, call.problem, call.device)
+    if mode == "off":
+        config, why = reference, "tuning is off, the reference runs"
+    elif entry is None and mode == "tune" and (settled := here.settled(call.kernel, call.problem, call.device)):
+        config, why = settled.config or reference, f"tuned in this process, not stored: {settled.reason}"
+    elif entry is None:
+        outcome = {"frozen": "an error", "tune": "it would be tuned now"}.get(mode, "the reference runs")
+        config, why = reference, f"no entry matches: {outcome}"
+    elif entry.config == reference:
+        config, why = reference, f"decided {entry.decided}: the reference is best"
+    else:
+        config, why = entry.config, f"decided {entry.decided}: {_gain(entry)}"
+    return Explanation(call.kernel.name, key.problem, key.args, key.phase, mode, config, why)
+
+
+def recorded(op: Operator, *args: Any) -> list[Recorded]:
+    """The kernel calls of ``op(*args)`` and its backward, each problem once; nothing is launched.
+
+    Raises ``BadArgument`` for what is no operator, and whatever ``op`` raises for these arguments.
+    """
+    from kalign_core.ops.base import Operator
+
+    if not isinstance(op, Operator):
+        raise BadArgument(f"{op!r} is no operator", fix="kalign.tune(kalign.ops.rms_norm, x, weight)")
+    here = session.current()
+    with here.recording, context.restored(context.current()._replace(mode=context.RECORD)):
+        here.recorded = []
+        op.exercise(*(_leaf(arg) for arg in args))
+        return list(dict.fromkeys(here.recorded))
+
+
+def _leaf(arg: Any) -> Any:
+    """The same memory without its history, so that going back through it leaves the caller's gradients alone."""
+    return arg.detach().requires_grad_(arg.requires_grad) if hasattr(arg, "detach") else arg
+
+
+def _gain(entry: Entry) -> str:
+    for ours, reference in ((entry.cold_us, entry.reference_cold_us), (entry.warm_us, entry.reference_warm_us)):
+        if ours and reference:
+            return f"{reference / ours:.2f} times the reference's speed when tuned"
+    return "no times stored"

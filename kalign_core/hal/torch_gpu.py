@@ -1,0 +1,162 @@
+"""What CUDA and ROCm share because torch makes them the same: streams, graphs, events, memory, the prebound launch.
+
+Vendor plugins inherit and add identity, limits and toolchain. torch calls both ``cuda``; so does this module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kalign_core.errors import CandidateFailed, DeviceLost
+from kalign_core.hal.base import Launch, Platform, Sampler, Timer
+from kalign_core.hal.binding import grid_lookup
+from kalign_core.records import Problem
+
+if TYPE_CHECKING:
+    from kalign_core.declare import Kernel
+    from kalign_core.records import Config
+
+log = logging.getLogger("kalign")
+
+
+class TorchGpuPlatform(Platform):
+    """A GPU platform driven through ``torch.cuda``. Subclasses give identity, toolchain, model and compile target."""
+
+    device_type: ClassVar[str] = "cuda"
+
+    def devices(self) -> tuple[int, ...]:
+        import torch
+
+        return tuple(range(torch.cuda.device_count()))
+
+    def capturing(self) -> bool:
+        import torch
+
+        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+    def free_bytes(self, device: int) -> int | None:
+        import torch
+
+        free, _ = torch.cuda.mem_get_info(device)
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + reserved)
+
+    def synchronize(self, device: int) -> None:
+        import torch
+
+        try:
+            torch.cuda.synchronize(device)
+        except RuntimeError as error:
+            raise DeviceLost(
+                f"device {device} reports {error}".splitlines()[0],
+                why="an error of this kind stays until the process ends, so nothing more is tuned here",
+                fix="restart the process; kalign tune goes on with the next problem",
+            ) from error
+
+    @contextlib.contextmanager
+    def on(self, device: int) -> Iterator[None]:
+        import torch
+
+        with torch.cuda.device(device):
+            yield
+
+    def timer(self, device: int) -> Timer:
+        return GraphTimer(device)
+
+    def compile(self, kernel: Kernel, problem: Problem, config: Config, device: int) -> Any:
+        """Compile for ``device``: the compiler's own cache answers what a worker has compiled already."""
+        from kalign_core.declare import lower
+        from kalign_core.hal import triton_compat
+
+        target = self.compile_target(device)
+        if target is None:
+            raise CandidateFailed(f"device {device} has no compile target")
+        return triton_compat.compile_lowered(kernel.fn, lower(kernel, problem, config), target)
+
+    def launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
+        from kalign_core.hal import triton_compat
+
+        device = next(a.get_device() for a in args if hasattr(a, "get_device"))
+        find_grid = grid_lookup(kernel, problem, config)
+        find_grid(args)
+        with self.on(device):
+            compiled = self.compile(kernel, problem, config, device)
+            raw = triton_compat.prebind(compiled)
+        constants = kernel.constants_for(problem, config)
+        tail = tuple(constants[name] for name in kernel.constants)
+        launch = _bind(raw, find_grid, tail, device)
+        launch.compiled = compiled  # type: ignore[attr-defined]  # for reports; keeps the module loaded
+        guard = triton_compat.globals_guard(kernel.fn)
+        return launch if guard is None else _checked(launch, guard)
+
+
+def _bind(raw: Any, find_grid: Any, tail: tuple[Any, ...], device: int) -> Launch:
+    import torch
+
+    current_device = torch._C._cuda_getDevice
+    current_stream = torch._C._cuda_getCurrentRawStream
+
+    def launch(*args: Any) -> None:
+        x, y, z = find_grid(args)
+        if current_device() == device:
+            raw(x, y, z, current_stream(device), (*args, *tail))
+        else:
+            with torch.cuda.device(device):
+                raw(x, y, z, current_stream(device), (*args, *tail))
+
+    return launch
+
+
+def _checked(launch: Launch, guard: Any) -> Launch:
+    def checked(*args: Any) -> None:
+        guard()
+        launch(*args)
+
+    checked.compiled = launch.compiled  # type: ignore[attr-defined]
+    return checked
+
+
+class GraphTimer(Timer):
+    """Times launches unrolled in one CUDA or HIP graph: the kernel, not its launch."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def sampler(self, launch: Launch, argument_sets: Sequence[tuple[Any, ...]], launches: int) -> Sampler:
+        return _GraphSampler(self._device, launch, argument_sets, launches)
+
+
+class _GraphSampler(Sampler):
+    def __init__(
+        self, device: int, launch: Launch, argument_sets: Sequence[tuple[Any, ...]], launches: int
+    ) -> None:
+        import torch
+
+        self._launches = launches
+        self._graph = torch.cuda.CUDAGraph()
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(device):
+            stream = torch.cuda.Stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                self._graph.capture_begin(capture_error_mode="thread_local")
+                try:
+                    for i in range(launches):
+                        launch(*argument_sets[i % len(argument_sets)])
+                finally:
+                    self._graph.capture_end()
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def sample_us(self) -> float:
+        self._start.record()
+        self._graph.replay()
+        self._end.record()
+        self._end.synchronize()
+        return float(self._start.elapsed_time(self._end)) * 1000.0 / self._launches
+
+    def close(self) -> None:
+        self._graph.reset()

@@ -1,0 +1,63 @@
+"""The shared operators: ``ops.swiglu``, ``ops.rms_norm``, ``ops.matmul``; each is called as a function.
+
+The platform is selected before any kernel is imported: whether kernels are compiled or interpreted is settled when
+they are.
+"""
+
+from __future__ import annotations
+
+from kalign_core import hal as _hal  # noqa: F401  # selects the platform first
+from kalign_core.declare import Kernel
+from kalign_core.errors import BadArgument, UnknownName
+from kalign_core.ops.base import Operator
+from kalign_core.ops.matmul import Matmul
+from kalign_core.ops.rms_norm import RMSNorm
+from kalign_core.ops.swiglu import SwiGLU
+from kalign_core.records import Problem
+
+matmul = Matmul()
+rms_norm = RMSNorm()
+swiglu = SwiGLU()
+
+_known: dict[str, Operator] = {op.name: op for op in (swiglu, rms_norm, matmul)}
+
+__all__ = ["matmul", "named", "operators", "register", "rms_norm", "swiglu", "tune_command"]
+
+
+def operators() -> tuple[Operator, ...]:
+    """Every operator known here, in the order they were registered."""
+    return tuple(_known.values())
+
+
+def named(name: str) -> Operator:
+    """The operator called ``name``; raises ``UnknownName``."""
+    if name not in _known:
+        raise UnknownName("operator", name, _known, fix="kalign ops lists them")
+    return _known[name]
+
+
+def register(operator: Operator) -> Operator:
+    """Make an operator of your own known to ``named`` and to the command line; gives it back.
+
+    Raises ``BadArgument`` for what is no operator and for a name that another class has; registering a class again
+    replaces its operator.
+    """
+    if not isinstance(operator, Operator):
+        raise BadArgument(f"{operator!r} is no operator", fix="ops.register(Scale()) with class Scale(kalign.Operator)")
+    other = _known.get(operator.name)
+    if other is not None and type(other).__qualname__ != type(operator).__qualname__:
+        raise BadArgument(f"the operator name {operator.name!r} is taken by {type(other).__qualname__}")
+    _known[operator.name] = operator
+    return operator
+
+
+def tune_command(kernel: Kernel, problem: Problem) -> str:
+    """What to type to tune ``kernel`` for ``problem``; without sizes where an operator's are not its kernel's."""
+    owner = next((op for op in _known.values() if kernel in op.kernels), None)
+    if owner is None:
+        return f"kalign.tune(operator, *args) in phase {problem.phase}"
+    words = ["kalign tune", owner.name]
+    if set(owner.dims) == set(kernel.dims):
+        words.append("--shape " + ",".join(f"{dim}={getattr(problem, dim)}" for dim in owner.dims))
+    dtype = next((arg.dtype for arg in problem.args if arg.dtype in owner.dtypes), owner.dtypes[0])
+    return " ".join((*words, f"--dtype {dtype}", f"--phase {problem.phase}"))

@@ -1,0 +1,224 @@
+"""What an operator is: a callable built on kernels that inherits tuning, gating, remembering and explaining.
+
+A subclass says what it computes; the launch sites decide which launch computes it. Autograd is entered only where a
+gradient is needed. Nothing here knows a vendor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from kalign_core import session
+from kalign_core.declare import Kernel
+from kalign_core.errors import BadArgument, UnknownName
+from kalign_core.hal.base import Launch
+from kalign_core.launch import MEMO_LIMIT
+from kalign_core.problems import one_device
+from kalign_core.records import DTYPES
+
+Sizes = Mapping[str, int]
+TORCH_BY_SHORT = {short: getattr(torch, name) for name, short in DTYPES.items()}
+SHORT_BY_TORCH = {dtype: short for short, dtype in TORCH_BY_SHORT.items()}
+
+
+class Operator(ABC):
+    """A shared operator, called as a function.
+
+    ``name`` is its public name, ``kernels`` what it is built on, ``dims`` the dimensions ``--shape`` takes,
+    ``dtypes`` the short names it accepts, ``shapes`` and ``small_shapes`` the sizes tuned by default on a GPU and
+    under an interpreter.
+    """
+
+    name: ClassVar[str]
+    kernels: ClassVar[tuple[Kernel, ...]]
+    dims: ClassVar[tuple[str, ...]]
+    dtypes: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
+    shapes: ClassVar[tuple[Sizes, ...]]
+    small_shapes: ClassVar[tuple[Sizes, ...]]
+
+    @abstractmethod
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """Run the operator."""
+
+    @abstractmethod
+    def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
+        """Arguments for a call at ``sizes`` in ``dtype``, random from ``seed``; those with gradients require them."""
+
+    @abstractmethod
+    def oracle(self, *args: Any) -> torch.Tensor:
+        """The operator in float64, for accuracy; differentiable; never compared bytewise."""
+
+    def exercise(self, *args: Any) -> None:
+        """Call the operator on ``args`` and go back through it, so that every one of its kernels runs."""
+        result = self(*args)
+        if result.requires_grad:
+            result.backward(torch.ones_like(result))
+
+    def sizes(self, given: Sizes) -> dict[str, int]:
+        """``given`` checked against ``dims``; raises ``UnknownName`` or ``BadArgument`` with what to type."""
+        example = ",".join(f"{dim}={size}" for dim, size in self.shapes[0].items())
+        for dim in given:
+            if dim not in self.dims:
+                raise UnknownName(f"dimension of {self.name}", dim, self.dims, fix=f"--shape {example}")
+        missing = [dim for dim in self.dims if dim not in given]
+        if missing:
+            raise BadArgument(f"{self.name} needs {', '.join(missing)} as well", fix=f"--shape {example}")
+        wrong = [f"{dim}={size}" for dim, size in given.items() if size < 1]
+        if wrong:
+            raise BadArgument(f"{self.name}: {', '.join(wrong)} is no size to tune for", fix=f"--shape {example}")
+        return {dim: given[dim] for dim in self.dims}
+
+    def dtype_named(self, dtype: str) -> str:
+        """The short name of ``dtype`` (``bf16`` or ``bfloat16``); raises ``UnknownName`` for one it does not take."""
+        short = DTYPES.get(dtype, dtype)
+        if short not in self.dtypes:
+            raise UnknownName(f"dtype of {self.name}", dtype, self.dtypes, fix=f"--dtype {self.dtypes[0]}")
+        return short
+
+    def __repr__(self) -> str:
+        return f"<operator {self.name}>"
+
+
+def launch(kernel: Kernel, *args: Any) -> Launch | None:
+    """Launch ``kernel`` through its site in the current session; gives the launch if it stands for all such calls."""
+    if torch.compiler.is_compiling():
+        return eager(launch, kernel, *args)  # type: ignore[no-any-return]  # what this returns
+    return session.current().site(kernel)(*args)
+
+
+def eager(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call ``function`` outside what ``torch.compile`` traces: it sees no shapes and tunes nothing while tracing."""
+    return torch.compiler.disable(function)(*args, **options)  # type: ignore[no-untyped-call]  # torch's decorator
+
+
+def remember(
+    key: Any, known: Launch | None, numbers: tuple[Any, ...], *dense: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Let the next call with ``key`` launch ``known`` at once: ``known(*tensors, *numbers)``.
+
+    ``key`` holds everything the operator checked and the launch depends on. Not kept where the launch does not stand
+    for good, or where one of ``dense`` (a tensor as given, as launched) had to be copied.
+    """
+    if known is None or any(given.data_ptr() != launched.data_ptr() for given, launched in dense):
+        return
+    calls = session.current().calls
+    if len(calls) >= MEMO_LIMIT:
+        calls.clear()
+    calls[key] = (known, numbers)
+
+
+# --- argument checks ----------------------------------------------------------------------------------------------
+
+
+def tensors_only(owner: str, **given: Any) -> None:
+    """Raise ``BadArgument`` for what is no tensor; ``bias`` and ``out`` may be None."""
+    optional = ("bias", "out")
+    one_device(owner, {name: value for name, value in given.items() if value is not None or name not in optional})
+
+
+def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.Tensor) -> None:
+    """Raise ``BadArgument`` unless ``out`` can take the result of a call on ``inputs``; marks it as written.
+
+    Nothing that needs a gradient, and no memory shared with an input, unless ``in_place`` allows exactly the same one.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs.values())):
+        raise BadArgument(
+            f"{owner}: out= with tensors that require gradients",
+            why="autograd cannot go back through a result that is written over",
+            fix="leave out= away, or call it under torch.no_grad()",
+        )
+    for name, tensor in inputs.items():
+        same = (out.data_ptr(), out.stride()) == (tensor.data_ptr(), tensor.stride())
+        if _overlap(out, tensor) and not (in_place and same):
+            raise BadArgument(
+                f"{owner}: out shares memory with {name}",
+                why="an element could be written before it is read",
+                fix=f"out=torch.empty_like({name})" if in_place else "leave out= away",
+            )
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)  # a kernel's writes are invisible to autograd
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether ``a`` and ``b`` may share an element; slices of one row-major buffer beside each other do not."""
+    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    (a_start, a_end), (b_start, b_end) = _span(a), _span(b)
+    if a_end <= b_start or b_end <= a_start:
+        return False
+    if a.dim() == b.dim() == 2 and a.stride() == b.stride() and a.stride(1) == 1:
+        item, pitch = a.element_size(), a.stride(0) * a.element_size()
+        apart = (b_start - a_start) % pitch if pitch else 0
+        return not a.shape[1] * item <= apart <= pitch - b.shape[1] * item
+    return True
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of the first byte of ``tensor`` and the first behind it."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def rows_of(owner: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor: (... n)`` as ``(rows n)`` with a dense last axis; a view wherever strides allow."""
+    if tensor.dim() == 2 and tensor.stride(1) == 1:
+        return tensor
+    if tensor.dim() < 1:
+        raise BadArgument(
+            f"{owner}: {name} is a scalar", why="rows lie along the last axis", fix=f"{name}.reshape(1, 1)"
+        )
+    flat = tensor.reshape(-1, tensor.shape[-1]) if tensor.numel() else tensor.new_empty(0, tensor.shape[-1])
+    return flat if flat.stride(1) == 1 or flat.shape[1] == 1 else flat.contiguous()
+
+
+def check_dtype(owner: str, name: str, tensor: torch.Tensor, dtypes: Sequence[str]) -> None:
+    """Raise ``BadArgument`` unless ``tensor`` has one of ``dtypes`` (short names)."""
+    if SHORT_BY_TORCH.get(tensor.dtype) not in dtypes:
+        known = [str(TORCH_BY_SHORT[d]).removeprefix("torch.") for d in dtypes]
+        raise BadArgument(
+            f"{owner}: {name} is {tensor.dtype}", why=f"it takes {', '.join(known)}", fix=f"{name}.to(torch.{known[0]})"
+        )
+
+
+def check_same(owner: str, reference: tuple[str, torch.Tensor], *others: tuple[str, torch.Tensor]) -> None:
+    """Raise ``BadArgument`` unless all tensors share shape and dtype, ``MixedDevices`` unless they share a device."""
+    first_name, first = reference
+    if any(tensor.device != first.device for _, tensor in others):
+        one_device(owner, dict((reference, *others)))
+    for name, tensor in others:
+        if tensor.shape != first.shape or tensor.dtype != first.dtype:
+            raise BadArgument(
+                f"{owner}: {name} is {tuple(tensor.shape)} {tensor.dtype}, "
+                f"{first_name} is {tuple(first.shape)} {first.dtype}",
+                why="they share shape and dtype",
+                fix=f"{name}.to({first_name}.dtype)" if tensor.shape == first.shape else "",
+            )
+
+
+def output_like(owner: str, out: torch.Tensor | None, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """``out`` if it fits, else a new dense tensor of ``shape`` with dtype and device of ``like``.
+
+    Raises ``BadArgument`` where ``out`` has another shape, dtype or device, or its last axis is not dense.
+    """
+    if out is None:
+        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+    if out.shape != torch.Size(shape) or out.dtype != like.dtype or out.device != like.device:
+        raise BadArgument(
+            f"{owner}: out is {tuple(out.shape)} {out.dtype} on {out.device}",
+            why=f"the result is {tuple(shape)} {like.dtype} on {like.device}",
+            fix="leave out= away, or allocate it like the result",
+        )
+    if not out.is_contiguous() and not (out.dim() == 2 and out.stride(1) == 1):
+        raise BadArgument(f"{owner}: out has strides {out.stride()}", why="its last axis has to be dense")
+    return out
+
+
+def random_tensor(shape: Sequence[int], dtype: str, seed: int, device: torch.device) -> torch.Tensor:
+    """Standard normals from ``seed`` on ``device``, made in float32 and rounded to ``dtype``."""
+    generator = torch.Generator(device).manual_seed(seed)
+    values = torch.randn(tuple(shape), generator=generator, device=device, dtype=torch.float32)
+    return values.to(TORCH_BY_SHORT[dtype])

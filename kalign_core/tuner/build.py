@@ -1,0 +1,188 @@
+"""From configurations to launches that may be timed: compiled side by side, bound, and checked on one case.
+
+What fails costs that candidate and nothing else; who is to blame decides whether it is remembered. Two configurations
+that compile to the same code for the same grid are one candidate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kalign_core.declare import Kernel, lower
+from kalign_core.errors import CandidateFailed, DeviceLost
+from kalign_core.hal.base import Platform
+from kalign_core.isolate import attempt, reason_of
+from kalign_core.records import Config, DeviceModel, EntryKey, Problem, Refutation
+from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
+from kalign_core.tuner.failures import Fault, Guarded, short_of_memory
+from kalign_core.tuner.measure import Contender
+from kalign_core.tuner.report import Budget, Report
+from kalign_core.tuner.space import declaration_order, warn_once
+from kalign_core.verifier.gate import Gate
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Builder:
+    """Builds the candidates of one tuning and keeps the books on those that fall by the wayside.
+
+    ``sample`` are arguments of the right kind, for binding a launch.
+    """
+
+    platform: Platform
+    pool: CompilePool
+    device: int
+    kernel: Kernel
+    problem: Problem
+    key: EntryKey
+    model: DeviceModel
+    sample: tuple[Any, ...]
+    report: Report
+    budget: Budget
+    progress: Progress
+
+    # --- the books ------------------------------------------------------------------------------------------------
+
+    def untried(self, configs: Sequence[Config]) -> list[Config]:
+        """Those of ``configs`` that are not known to fail here; the others are reported as before."""
+        fresh = []
+        for config in configs:
+            lowered = lower(self.kernel, self.problem, config)
+            fault = self.pool.failures.recall(self.key, self.model.target, lowered)
+            if fault is None:
+                fresh.append(config)
+            else:
+                self._report(config, fault)
+        return fresh
+
+    def note(self, config: Config, fault: Fault, transient: bool = False) -> None:
+        """Report a candidate that is out; its own fault is remembered, a fault of the moment is counted."""
+        self._report(config, fault)
+        if transient or (isinstance(fault, str) and short_of_memory(fault)):
+            self.report.transient += 1
+        else:
+            lowered = lower(self.kernel, self.problem, config)
+            self.pool.failures.remember(self.key, self.model.target, lowered, fault)
+
+    def _report(self, config: Config, fault: Fault) -> None:
+        if isinstance(fault, Refutation):
+            self.report.refuted.append((config, fault))
+        else:
+            self.report.failed.append((config, fault))
+
+    def sift(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """The contenders that are still in; the others are noted."""
+        for contender in contenders:
+            if contender.out:
+                self.note(contender.config, contender.refutation or contender.failure)
+        return [contender for contender in contenders if not contender.out]
+
+    # --- compiling ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def compiling(self, configs: Sequence[Config], deadline_s: float) -> Iterator[Compiling | None]:
+        """Compile ``configs`` while the block runs; None where that is left to the binding."""
+        target = self.platform.compile_target(self.device)
+        if target is None or not configs:
+            yield None
+        elif self.kernel.import_path is None:
+            self._compiles_here("it is defined in __main__, a notebook or a function")
+            yield None
+        else:
+            jobs = [lower(self.kernel, self.problem, config) for config in configs]
+            with self.pool.start(jobs, target, deadline_s) as compiling:
+                yield compiling
+
+    def collect(self, compiling: Compiling | None, configs: Sequence[Config], reference: Config) -> list[Config]:
+        """Wait for what compiles; gives the configurations that did, fit the device and are no duplicates."""
+        if compiling is None:
+            return [config for config in configs if config != reference]
+        results: dict[Config, Compiled] = {}
+        for position, result in compiling.results(self.budget.left_s):
+            results[configs[position]] = result
+            self.progress("compile", len(results), len(configs))
+        unimportable = next((result.failure for result in results.values() if result.unimportable), "")
+        if unimportable:
+            self._compiles_here(unimportable)
+            return [config for config in configs if config != reference]
+        self.report.untried += sum(config not in results for config in configs if config != reference)
+        return self._distinct(results, configs, reference)
+
+    def _distinct(self, results: dict[Config, Compiled], configs: Sequence[Config], reference: Config) -> list[Config]:
+        """Of configurations with the same code and grid the first by declaration stands for all, or the reference."""
+        kept: set[Config] = set()
+        seen = set()
+        for config in sorted(results, key=lambda c: (c != reference, declaration_order(self.kernel, c))):
+            result = results[config]
+            same = (result.code, self.kernel.grid(self.problem, config))
+            reason = _too_large(result, self.model)
+            if config == reference:
+                seen.add(same)
+            elif result.failure:
+                self.note(config, result.failure, result.transient)
+            elif reason is not None:
+                self.report.refused.append((config, reason))
+            elif same in seen:
+                self.report.duplicates += 1
+            else:
+                seen.add(same)
+                kept.add(config)
+        return [config for config in configs if config in kept]
+
+    def _compiles_here(self, reason: str) -> None:
+        warn_once(f"{self.kernel} is compiled in this process, where a compiler that dies takes it along: {reason}")
+
+    # --- binding --------------------------------------------------------------------------------------------------
+
+    def bind(self, config: Config) -> Contender:
+        """A contender with ``config``'s launch; raises what the platform raises."""
+        launch = self.platform.launcher(self.kernel, self.problem, config, self.sample)
+        return Contender(config, Guarded(launch), declaration_order(self.kernel, config))
+
+    def first_check(self, gate: Gate, configs: Sequence[Config]) -> list[Contender]:
+        """The contenders whose bytes are the reference's on a first case: nothing else is ever timed."""
+        field = []
+        for number, config in enumerate(configs):
+            if self.budget.spent():
+                self.report.untried += len(configs) - number
+                break
+            self.progress("check", number + 1, len(configs))
+            outcome = attempt(self._checked, gate, config)
+            if outcome.error is None:
+                field.append(outcome.value)
+            else:
+                self._blame(config, outcome.error)
+        return self.sift(field)
+
+    def _checked(self, gate: Gate, config: Config) -> Contender:
+        contender = self.bind(config)
+        refutation = gate.one_case(contender.launch)
+        self.platform.synchronize(self.device)
+        contender.failure = contender.launch.failure
+        contender.refutation = None if contender.failure else refutation
+        return contender
+
+    def _blame(self, config: Config, error: BaseException) -> None:
+        """Hold ``config`` to account for ``error``, unless that is the device's, or memory of ours."""
+        if isinstance(error, CandidateFailed):
+            self.note(config, error.what)
+            return
+        if isinstance(error, DeviceLost):
+            raise error
+        self.platform.synchronize(self.device)  # raises where the device is lost
+        if short_of_memory(reason_of(error)):
+            raise error
+        self.note(config, reason_of(error))
+
+
+def _too_large(result: Compiled, model: DeviceModel) -> str | None:
+    """Why compiled code does not fit the device: the compiler checks none of this."""
+    if model.shared_bytes and result.shared_bytes > model.shared_bytes:
+        return f"needs {result.shared_bytes} bytes of shared memory, {model.shared_bytes} fit"
+    if model.tmem_columns and result.tmem_columns > model.tmem_columns:
+        return f"needs {result.tmem_columns} tensor memory columns, {model.tmem_columns} fit"
+    return None

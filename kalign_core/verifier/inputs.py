@@ -1,0 +1,204 @@
+"""Input families: numbers assembled from a counter-based integer hash, the same on every machine.
+
+An element's value depends on the family, the seed, the argument's name, its row's number and its column, and on
+nothing else, so that a row of one case can be found again in another. Everything is integer arithmetic modulo 2**32
+followed by exact conversions and one rounding to the argument's dtype; no library's random stream is involved. Where a
+sum needs factors that fit together (near-cancelling products), operand 0 carries the pattern and the others follow.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kalign_core.records import DTYPES, InputFamily
+
+TORCH_DTYPES = {short: getattr(torch, name) for name, short in DTYPES.items()}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Tensor = torch.Tensor
+_SIGN = -(1 << 31)
+_MANTISSA = 0x007FFFFF
+# One quiet NaN with a payload that bfloat16 keeps. One only, because where two different ones meet, a compiler may
+# choose whose payload survives.
+_NANS = {"bf16": 0x7FD5, "fp16": 0x7F55, "fp32": 0x7FD50000, "fp64": 0x7FFAA00000000000, "fp8e4nv": 0x7F, "fp8e5": 0x7E}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A block of numbers to make: rows numbered ``rows: (r,)`` (int32), ``columns`` wide, in ``dtype``.
+
+    ``name`` is the argument's name and ``seed`` the case's seed; both enter the hash. ``length`` is the size of the
+    axis along which the kernel adds, the innermost of ``columns`` (all of it where 0). ``operand`` counts the kernel's
+    data arguments from 0.
+    """
+
+    name: str
+    dtype: str
+    rows: Tensor
+    columns: int
+    seed: int
+    length: int = 0
+    operand: int = 0
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return TORCH_DTYPES[self.dtype]
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the dtype has the range of fp16 or less."""
+        return self.dtype in ("fp16", "fp8e4nv", "fp8e5")
+
+    def hash(self, salt: int = 0) -> Tensor:
+        """32 random bits per element as int32: ``(r c)``."""
+        columns = torch.arange(self.columns, dtype=torch.int32, device=self.rows.device)
+        return _mix(self.row_hash(salt)[:, None] + columns[None, :] * signed(0x85EBCA77))
+
+    def row_hash(self, salt: int = 0) -> Tensor:
+        """32 random bits per row as int32: ``(r,)``."""
+        start = zlib.crc32(f"{self.name}/{self.seed}/{salt}".encode())
+        return _mix(self.rows * signed(0x9E3779B1) + signed(start))
+
+    def along(self) -> Tensor:
+        """Where each column stands on the axis that is added along: int32 ``(c,)``."""
+        columns = torch.arange(self.columns, dtype=torch.int32, device=self.rows.device)
+        return columns % self.length if self.length else columns
+
+    def block(self) -> Tensor:
+        """An uninitialised block of the right shape and dtype."""
+        return torch.empty((len(self.rows), self.columns), dtype=self.torch_dtype, device=self.rows.device)
+
+    def ones(self) -> Tensor:
+        """A block of ones."""
+        return self.block().fill_(1.0)
+
+
+def signed(value: int) -> int:
+    """``value`` modulo 2**32 as a signed 32-bit integer."""
+    value &= 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit finaliser with the constants of C. Wellons' low-bias search (nullprogram.com, 2018); overwrites ``x``."""
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    x *= signed(0x7FEB352D)
+    x ^= (x >> 15).bitwise_and_(0x1FFFF)
+    x *= signed(0x846CA68B)
+    x ^= (x >> 16).bitwise_and_(0xFFFF)
+    return x
+
+
+def bits(pattern: Tensor) -> Tensor:
+    """An int32 pattern as the float32 it spells."""
+    return pattern.view(torch.float32)
+
+
+def nan_of(dtype: str, seed: int) -> int:
+    """The bit pattern of the NaN that a case of ``seed`` uses in ``dtype``, negative for odd seeds, signed."""
+    size = torch.empty((), dtype=TORCH_DTYPES[dtype]).element_size() * 8
+    pattern = _NANS[dtype] | (seed & 1) << (size - 1)
+    return pattern - (1 << size) if pattern >> (size - 1) and size > 8 else pattern
+
+
+def normals(request: Request) -> Tensor:
+    """Nearly normal numbers of variance one: four 16-bit uniforms added, exact in float32 before the rounding."""
+    first, second = request.hash(0), request.hash(1)
+    total = (first & 0xFFFF) + ((first >> 16) & 0xFFFF) + (second & 0xFFFF) + ((second >> 16) & 0xFFFF)
+    return ((total - 131070).to(torch.float32) * (1.75 / 65536)).to(request.torch_dtype)
+
+
+def spread(request: Request) -> Tensor:
+    """Full random mantissas with exponents spread evenly over +-20 (-10 to 5 where the dtype's range is fp16's)."""
+    noise = request.hash(2)
+    low, count = (-10, 16) if request.narrow else (-20, 41)
+    exponent = ((request.hash(3) & 0x7FFFFFFF) % count + (127 + low)) << 23
+    return bits((noise & (_SIGN | _MANTISSA)) | exponent).to(request.torch_dtype)
+
+
+def cancelling(request: Request) -> Tensor:
+    """Neighbours of opposite sign that differ in the last bits their type keeps, exponents spread over +-12.
+
+    A sum loses nearly everything of each pair. Only operand 0 alternates in sign, so that products cancel as well.
+    """
+    along = request.along()
+    columns = torch.arange(request.columns, dtype=torch.int64, device=request.rows.device)
+    paired = request.hash(4)[:, columns - (along & 1)]
+    low, count = (-8, 12) if request.narrow else (-12, 25)
+    exponent = (((paired >> 23) & 0xFF) % count + (127 + low)) << 23
+    jitter = (request.hash(5) & 7) << (13 if request.narrow else 16)
+    sign = (along & 1) << 31 if request.operand == 0 else along & 0
+    return bits((((paired & _MANTISSA) | exponent) ^ jitter) | sign[None, :]).to(request.torch_dtype)
+
+
+def swallowing(request: Request) -> Tensor:
+    """(1e20, -1e20, 3, 0) round and round against ones: whether the 3 survives depends on the order of summation."""
+    if request.operand:
+        return request.ones()
+    big = 3e4 if request.narrow else 1e20
+    small = 2.0**-23 if request.narrow else 3.0
+    table = torch.tensor([big, -big, small, 0.0], dtype=torch.float32, device=request.rows.device)
+    turn = (request.along()[None, :] + request.rows[:, None]) & 3
+    return table[turn.long()].to(request.torch_dtype)
+
+
+def signed_zeros(request: Request) -> Tensor:
+    """Zeros of both signs, whole rows of them, and a few ones."""
+    noise = request.hash(6)
+    zero = noise & _SIGN
+    one = ((noise & 15) == 0) & ((request.rows & 1) == 0)[:, None]
+    return bits(torch.where(one, zero | (127 << 23), zero)).to(request.torch_dtype)
+
+
+def subnormals(request: Request) -> Tensor:
+    """The smallest numbers the dtype has, both signs."""
+    noise = request.hash(7)
+    if request.dtype in ("bf16", "fp16"):
+        mantissa = 0x7F if request.dtype == "bf16" else 0x3FF
+        return ((noise & mantissa) | ((noise >> 16) & -32768)).to(torch.int16).view(request.torch_dtype)
+    if request.torch_dtype.itemsize == 1:
+        mantissa = 7 if request.dtype == "fp8e4nv" else 3
+        return (noise & (0x80 | mantissa)).to(torch.uint8).view(request.torch_dtype)
+    return bits(noise & (_SIGN | _MANTISSA)).to(request.torch_dtype)
+
+
+def infinities(request: Request) -> Tensor:
+    """Normals with an infinity of either sign in one element of 64, and whole rows of either."""
+    noise = request.hash(8)
+    sign = torch.where(noise < 0, -torch.inf, torch.inf)
+    values = torch.where((noise & 63) == 0, sign, normals(request).to(torch.float32))
+    place = (request.rows % 7)[:, None]
+    values = torch.where(place == 3, -torch.inf, torch.where(place == 5, torch.inf, values))
+    return values.to(request.torch_dtype)
+
+
+def not_numbers(request: Request) -> Tensor:
+    """Normals with NaN, one payload for the whole case, somewhere in every third row; other rows must not notice."""
+    noise = request.hash(9)
+    hit = ((noise & 31) == 0) & (request.rows % 3 == 0)[:, None]
+    values = normals(request)
+    values.view(INTEGERS[values.element_size()]).masked_fill_(hit, nan_of(request.dtype, request.seed))
+    return values
+
+
+def integers(request: Request, bound: int) -> Tensor:
+    """Whole numbers from 0 up to ``bound``, exclusive."""
+    return ((request.hash(10) & 0x7FFFFFFF) % bound).to(request.torch_dtype)
+
+
+CORE_FAMILIES: tuple[InputFamily, ...] = (
+    InputFamily("normals", normals, sees_order=True),
+    InputFamily("spread", spread, sees_order=True),
+    InputFamily("cancelling", cancelling, sees_order=True),
+    InputFamily("swallowing", swallowing, sees_order=True),
+    InputFamily("signed_zeros", signed_zeros),
+    InputFamily("subnormals", subnormals),
+    InputFamily("infinities", infinities),
+    InputFamily("not_numbers", not_numbers),
+)
+
+Fill = Callable[[Request], Any]

@@ -1,0 +1,116 @@
+"""Makes the tensors of a case: which numbers stand where, whatever the layout.
+
+A row of the kernel's problem is a row of the hash, and a sum runs along the hash's columns, so that the same row can be
+made again alone, elsewhere, transposed or in other company, and order probes meet the axis that is added along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from kalign_core.declare import OUTPUTS, Kernel, Role, axis_size
+from kalign_core.errors import BadArgument, NotTunable
+from kalign_core.records import Argument, Case, InputFamily, Problem
+from kalign_core.verifier.compare import Buffer, allocate
+from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
+
+POISON = 0xFF  # NaN in every floating-point dtype
+NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
+_BLOCK_ELEMENTS = 1 << 22
+
+
+def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, device: torch.device) -> torch.Tensor | None:
+    """Which row of the problem ``whole`` stands where in ``here``: int32 ``(rows,)``; None for a kernel without rows."""
+    if kernel.rows is None:
+        return None
+    rows, present = dict(whole.dims)[kernel.rows], dict(here.dims)[kernel.rows]
+    numbers = torch.arange(present, dtype=torch.int64, device=device)
+    return ((numbers * case.step + case.shift) % max(rows, present)).to(torch.int32)
+
+
+def empty(kernel: Kernel, problem: Problem, arg: Argument, device: torch.device, fill: int) -> Buffer:
+    """A tensor for ``arg``, every byte of it and around it ``fill``."""
+    shape = tuple(axis_size(axis, dict(problem.dims)) for axis in kernel.args[arg.name].shape)
+    return allocate(shape, arg.strides, TORCH_DTYPES[arg.dtype], device, aligned=arg.aligned, fill=fill)
+
+
+class Maker:
+    """Makes input tensors for one kernel on one device; ``families`` may grow while it is used."""
+
+    def __init__(self, kernel: Kernel, families: Mapping[str, InputFamily], device: torch.device) -> None:
+        self._kernel, self._families, self._device = kernel, families, device
+        data = [name for name in kernel.parameters if name in kernel.args and kernel.args[name].kind == "data"]
+        self._operands = {name: number for number, name in enumerate(data)}
+        self._contracted = _contracted(kernel)
+
+    def input(self, case: Case, problem: Problem, arg: Argument, numbers: torch.Tensor | None) -> Buffer:
+        """The tensor ``arg`` of ``case``; ``numbers`` says which rows those of ``problem`` are."""
+        role = self._kernel.args[arg.name]
+        buffer = empty(self._kernel, problem, arg, self._device, POISON)
+        ordered, has_rows = self._ordered(buffer.view, role)
+        if numbers is None or not has_rows:
+            numbers = torch.arange(ordered.shape[0], dtype=torch.int32, device=self._device)
+        columns = max(ordered[0].numel(), 1) if len(numbers) else 1
+        length = ordered.shape[-1] if ordered.dim() > 1 else 1
+        step = max(1, _BLOCK_ELEMENTS // columns)
+        for start in range(0, len(numbers), step):
+            rows = numbers[start : start + step]
+            operand = self._operands.get(arg.name, 0)
+            request = Request(arg.name, arg.dtype, rows, columns, case.seed, length, operand)
+            block = self._block(case, problem, role, request)
+            ordered[start : start + len(rows)].copy_(block.view(len(rows), *ordered.shape[1:]))
+        if has_rows and case.neighbours and ordered.dtype.is_floating_point:
+            self._spoil(case, arg, ordered, numbers)
+        return buffer
+
+    def _ordered(self, view: torch.Tensor, role: Role) -> tuple[torch.Tensor, bool]:
+        """``view`` with the axis of rows first and the axis that is added along last, and whether it has rows.
+
+        A vector without an axis of rows becomes one row.
+        """
+        has_rows = self._kernel.rows in role.shape
+        axes = list(range(len(role.shape)))
+        for axis in [axis for axis in axes if role.shape[axis] in self._contracted][:1]:
+            axes.append(axes.pop(axis))
+        if has_rows:
+            first = role.shape.index(str(self._kernel.rows))
+            axes.remove(first)
+            axes.insert(0, first)
+        ordered = view.permute(axes)
+        return (ordered if has_rows or ordered.dim() > 1 else ordered.unsqueeze(0)), has_rows
+
+    def _block(self, case: Case, problem: Problem, role: Role, request: Request) -> torch.Tensor:
+        if role.kind == "index":
+            return integers(request, dict(problem.dims)[role.bound])
+        if role.kind == "mask":
+            return integers(request, 2)
+        if role.kind == "random" or not request.torch_dtype.is_floating_point:
+            return integers(request, 1 << 30)
+        family = self._families.get(case.family)
+        if family is None:
+            raise NotTunable(f"no input family {case.family!r}", why=f"known are {', '.join(self._families)}")
+        block: torch.Tensor = family.fill(request)
+        return block.abs() if role.kind == "scale" else block
+
+    def _spoil(self, case: Case, arg: Argument, ordered: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Overwrite every row of ``ordered`` that the case does not keep."""
+        others = torch.ones(len(numbers), dtype=torch.bool, device=self._device)
+        others[list(case.kept)] = False
+        if case.neighbours == "reseeded":
+            rows, columns = numbers[others], ordered[0].numel()
+            made = self._families["normals"].fill(Request(arg.name, arg.dtype, rows, columns, case.seed + 7919))
+            ordered[others] = made.view(len(rows), *ordered.shape[1:])
+        elif case.neighbours in NEIGHBOURS:
+            ordered.masked_fill_(others.view(-1, *(1,) * (ordered.dim() - 1)), NEIGHBOURS[case.neighbours])
+        else:
+            known = ", ".join((*NEIGHBOURS, "reseeded"))
+            raise BadArgument(f"a case has {case.neighbours!r} neighbours", why=f"rows are replaced by {known}")
+
+
+def _contracted(kernel: Kernel) -> frozenset[str]:
+    """Dimensions of data arguments that no output has as an axis of its own: those that a product adds over."""
+    roles = kernel.args.values()
+    kept = {axis for role in roles if role.kind in OUTPUTS for axis in role.shape}
+    return frozenset(axis for role in roles if role.kind == "data" for axis in role.shape) - kept

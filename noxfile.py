@@ -1,0 +1,85 @@
+"""The project's sessions. ``nox -s demo`` runs the main job, ``nox -s tests`` the tests; ``nox -l`` lists the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"  # pip, so that the wheels it is configured to find are found
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+PROJECT = nox.project.load_toml("pyproject.toml")
+
+
+def group(name: str) -> list[str]:
+    return nox.project.dependency_groups(PROJECT, name)
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Tune the shared operators on the platform at hand and say where the decisions are; again, everything is a hit."""
+    session.install(*group("cpu"), "-e", ".")
+    session.run("kalign", "tune", *session.posargs)
+    session.run("kalign", "tune", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The tests that need no GPU: interpreter, scripted platform, real compiles."""
+    session.install(*group("test"), "-e", ".")
+    session.run("pytest", "-q", *(session.posargs or ["tests"]), env={"KALIGN_MODE": "", "KALIGN_PLATFORM": ""})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and formatting of imports."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strict."""
+    session.install(*group("types"), "-e", ".")
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """import-linter: who may import whom."""
+    session.install(*group("layers"), "-e", ".")
+    session.run("lint-imports")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheel and source distribution, and that the wheel holds the three packages and nothing else."""
+    session.install(*group("build"))
+    session.run("python", "-m", "build", "--no-isolation", "--outdir", session.create_tmp())
+
+
+def vendor(session: nox.Session, name: str, needs: str) -> None:
+    """Vendor sessions use the interpreter nox was started from: torch there is the vendor's."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    probe = "from kalign_core import hal; print(hal.selection.chosen, '-', hal.selection.why)"
+    found = str(
+        session.run(sys.executable, "-c", probe, external=True, success_codes=[0, 1], silent=True, env=environment)
+    )
+    if not found.startswith(f"{name} "):
+        session.skip(f"needs {needs} and a torch built for it in {sys.executable}; there: {found.strip()}")
+    session.run(sys.executable, "-m", "pytest", "-q", f"tests/{name}", external=True, env=environment)
+
+
+@nox.session(venv_backend="none")
+def tests_cuda(session: nox.Session) -> None:
+    """The tests on an NVIDIA GPU, with the torch of the interpreter nox runs in."""
+    vendor(session, "cuda", "an NVIDIA GPU")
+
+
+@nox.session(venv_backend="none")
+def tests_rocm(session: nox.Session) -> None:
+    """The tests on an AMD GPU, with the torch of the interpreter nox runs in."""
+    vendor(session, "rocm", "an AMD GPU")

@@ -1,0 +1,46 @@
+"""Fixtures that tests of several modules share: a fresh interpreter, and real distributions for it to find."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def child() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``child(code, *folders, KALIGN_MODE="read")`` runs ``code`` in a fresh Python with ``folders`` on its path."""
+
+    def run(code: str, *folders: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+        inherited = {n: v for n, v in os.environ.items() if not n.startswith(("KALIGN_", "TRITON_"))}
+        path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env={**inherited, "PYTHONPATH": path, **variables},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def distribution() -> Callable[..., str]:
+    """``distribution(folder, "npu", source)`` installs a plugin module with real metadata; gives the module's name."""
+
+    def install(folder: Path, name: str, source: str, *, project: str = "", version: str = "1.2") -> str:
+        project = project or f"kalign-{name}"
+        module = f"plugin_{project}_{name}".replace("-", "_")
+        (folder / f"{module}.py").write_text(source, encoding="utf-8")
+        info = folder / f"{project.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[kalign.plugins]\n{name} = {module}\n")
+        return module
+
+    return install
