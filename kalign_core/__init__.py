@@ -41,7 +41,7 @@ _HOMES = {
 }
 _MODULES = ("hal", "ops")
 
-__all__ = sorted((*_HOMES, *_MODULES, "__version__"))  # pyright: ignore  # computed so that it cannot drift
+__all__ = sorted((*_HOMES, *_MODULES, "__version__"))  # computed so that it cannot drift
 
 
 def __getattr__(name: str) -> Any:

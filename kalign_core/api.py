@@ -92,12 +92,9 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     config = entry.config if entry else reference
     with platform.on(call.device):
         bench = Bench(platform, kernel, problem, call.device, strict=strict)
-        sample = bench.sample_arguments()
-        home = platform.launcher(kernel, problem, reference, sample)
-        gate = open_gate(here.plugins, bench, home)
+        gate = open_gate(here.plugins, bench, bench.bound(reference))
         gate.check_reference()
-        launch = platform.launcher(kernel, problem, config, sample)
-        [verdict] = gate.examine([launch])
+        [verdict] = gate.examine([bench.bound(config)])
     return Verified(kernel.name, here.key(kernel, problem, call.device).problem, config, verdict)
 
 

@@ -25,6 +25,8 @@ __all__ = [
 COMPILER_KNOBS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu",
                   "matrix_instr_nonkdim", "kpack")  # fmt: skip
 
+SWITCHES = frozenset({"enable_fp_fusion"})
+
 
 def cdiv(a: int, b: int) -> int:
     """``ceil(a / b)`` for positive integers."""
@@ -162,11 +164,16 @@ class Kernel:
     def constants_for(self, problem: Problem, config: Config) -> dict[str, Any]:
         """Value of every ``tl.constexpr`` parameter: knobs of ``config`` and derived values."""
         derived = {name: rule(problem) for name, rule in self.derived.items()}
-        return {name: derived[name] if name in derived else config[name] for name in self.constants}
+        return {name: derived[name] if name in derived else self._typed(name, config[name]) for name in self.constants}
 
     def options_for(self, config: Config) -> dict[str, KnobValue]:
         """The part of ``config`` that goes to the compiler rather than to the kernel's parameters."""
-        return {name: value for name, value in config.items() if name not in self.constants}
+        return {name: self._typed(name, value) for name, value in config.items() if name not in self.constants}
+
+    def _typed(self, name: str, value: KnobValue) -> KnobValue:
+        """``value``, as a boolean where the knob is a switch: a file holds 0 and 1, the compiler tells 0 from False."""
+        is_switch = name in SWITCHES or any(isinstance(known, bool) for known in self.knobs.get(name, ()))
+        return bool(value) if is_switch else value
 
     @property
     def import_path(self) -> str | None:

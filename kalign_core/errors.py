@@ -48,11 +48,11 @@ class UnknownName(KalignError, ValueError):
     def __init__(self, noun: str, name: object, known: Iterable[str], *, fix: str = "") -> None:
         self.noun, self.name, self.known = noun, name, tuple(known)
         close = difflib.get_close_matches(str(name), self.known, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(self.known) or '(none)'}"
+        guess = f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(self.known) or '(none)'}"
         super().__init__(
             f"unknown {noun} {name!r}",
             why=f"known {noun} names are: {', '.join(self.known) or '(none)'}",
-            fix=fix or hint,
+            fix=f"{guess} Otherwise: {fix}" if close and fix else fix or guess,
         )
 
 

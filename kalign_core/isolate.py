@@ -48,7 +48,7 @@ def attempt(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Outco
             value = function(*args, **kwargs)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # a foreign SystemExit is its author's fault, not our end
             return Outcome(None, error, held.text)
     return Outcome(value, None, held.text)
 
@@ -57,7 +57,7 @@ def reason_of(error: BaseException) -> str:
     """Type and first line of ``error``, cut to ``REASON_LENGTH`` characters; the message alone for our own errors."""
     try:
         text = str(error)
-    except Exception:  # an error whose message cannot be printed must still be reported
+    except Exception:  # noqa: BLE001  # an error whose message cannot be printed must still be reported
         text = "(its message cannot be printed)"
     line = text.strip().splitlines()[0] if text.strip() else ""
     if not type(error).__module__.startswith("kalign_core."):

@@ -65,7 +65,7 @@ class Site:
             if tensor is None:
                 parts.append(None)
             else:
-                parts += (tensor.dtype, tensor.device, tensor.data_ptr() & 15 == 0)
+                parts += (tensor.__class__, tensor.dtype, tensor.device, tensor.data_ptr() & 15 == 0)
         for i in self._exact:
             value = args[i]
             parts.append(value.__class__ if value.__class__ is float else value)

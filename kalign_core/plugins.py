@@ -282,7 +282,7 @@ def _registered_by(distribution: importlib.metadata.Distribution) -> list[_Found
         version = distribution.version or "unknown"
         entries = distribution.entry_points.select(group=GROUP)
         return [_Found(entry.name, entry.value, name, version) for entry in entries]
-    except Exception as fault:
+    except Exception as fault:  # noqa: BLE001  # broken metadata becomes a row of its own
         return [_Found(folder.name, "", str(folder), "", fault=fault)]
 
 

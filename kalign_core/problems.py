@@ -63,6 +63,12 @@ def one_device(owner: str, tensors: dict[str, Any]) -> None:
 def _tensor(kernel: Kernel, name: str, role: Role, value: Any, dims: dict[str, int], named: dict[str, Any]) -> Argument:
     if value is None:
         return Argument(name, "none")
+    if getattr(value, "fake_mode", None) is not None:
+        raise BadArgument(
+            f"{kernel.name}: {name} is a fake tensor",
+            why="a kernel reads and writes memory, and a fake tensor has none",
+            fix="call the operator on real tensors; torch.compile does so by itself",
+        )
     dtype = DTYPES.get(str(value.dtype).removeprefix("torch."))
     if dtype is None:
         raise BadArgument(f"{kernel.name}: {name} is {value.dtype}", why=f"kernels take {', '.join(DTYPES)}")

@@ -367,10 +367,10 @@ class InputFamily:
 class Case:
     """One run of the gate: which inputs, at which sizes, in which rows, into which memory.
 
-    ``family`` and ``seed`` choose the numbers, ``dims`` overrides sizes, ``variant`` the layout (``verifier/variants.py``).
+    ``family`` and ``seed`` choose the numbers, ``dims`` overrides sizes, ``variant`` the layout (verifier/variants.py).
     Row ``i`` of the case is row ``i * step + shift`` of the whole problem, counted round. ``neighbours`` replaces all
     rows but those ``kept`` by ``nan``, ``inf``, ``huge``, ``zero`` or ``reseeded`` numbers. ``fill`` is the byte in the
-    output's memory beforehand, ``repeats`` how often it is run, ``how``: plainly, in a ``graph`` or on a busy ``stream``.
+    outputs' memory beforehand, ``repeats`` how often it runs, ``how``: plainly, in a ``graph`` or on a busy ``stream``.
     """
 
     check: str

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kalign_core import context, settings
@@ -49,7 +51,6 @@ class Session:
         self._platform, self._plugins, self._store = platform, plugins, store
         self._pool: CompilePool | None = None
         self._facts: dict[int, DeviceFacts] = {}
-        self._spaces: dict[tuple[Kernel, Problem, int], Any] = {}
         self._sites: dict[Kernel, Site] = {}
         self._tuning: set[tuple[EntryKey, int]] = set()
         self._settled: dict[tuple[EntryKey, int], Settled] = {}
@@ -60,7 +61,7 @@ class Session:
         self._lost = ""
         self.observer = Observer()
         # What operators may launch at once for calls they have seen, by everything that was checked about them.
-        self.calls: dict[Any, tuple[Launch, tuple[Any, ...]]] = {}
+        self.calls: dict[Any, tuple[Any, ...]] = {}
         self.recorded: list[Recorded] = []
 
     # --- parts, made when first needed ----------------------------------------------------------------------------
@@ -131,10 +132,11 @@ class Session:
             site = self._sites.setdefault(kernel, Site(kernel, self))
         return site
 
-    def close(self) -> None:
-        """End the compile workers."""
+    def close(self) -> bool:
+        """End the compile workers and have every decision written; whether all that the disk is to have is there."""
         if self._pool is not None:
             self._pool.close()
+        return self._store is None or self._store.flush()
 
     def forget(self, kernel: Kernel | None = None) -> None:
         """Drop what was resolved for ``kernel`` (all by default), so that new decisions are seen."""
@@ -266,7 +268,7 @@ class Session:
             known = None if self.observer.retune else self.lookup(kernel, problem, device)
             if known is not None:
                 return known.config, True  # another thread decided since this one looked
-            report, _ = self.tune(kernel, problem, device)
+            report, _ = self.tune(kernel, problem, device, budget_s=self.settings.tune_budget_s - self._spent_s)
             return (report.entry.config if report.entry else None), True
         except (NotTunable, CandidateFailed) as error:
             self.observer.gave_up(kernel, problem, str(error))
@@ -285,15 +287,21 @@ class Session:
                 self._spent_s += time.monotonic() - started
                 self._tuning.discard(token)
 
-    def tune(self, kernel: Kernel, problem: Problem, device: int) -> tuple[Report, bool]:
-        """Tune ``kernel`` for ``problem`` and keep the decision; gives the report and whether it is on disk."""
+    def tune(
+        self, kernel: Kernel, problem: Problem, device: int, *, budget_s: float = math.inf
+    ) -> tuple[Report, bool]:
+        """Tune ``kernel`` for ``problem`` and keep the decision; gives the report and whether it goes to disk.
+
+        Past ``budget_s`` seconds nothing more is tried. Raises ``NotTunable`` with a reason, ``DeviceLost``.
+        """
         from kalign_core.tuner.loop import EFFORTS, Tuning
 
         key = self.key(kernel, problem, device)
         identity = self.facts(device).identity
+        effort = self.observer.effort or EFFORTS["normal"]
         tuning = Tuning(
             self.plugins, self.platform, self.pool, device, kernel, problem, key,
-            effort=self.observer.effort or EFFORTS["normal"],
+            effort=replace(effort, budget_s=min(effort.budget_s, budget_s)),
             incumbent=self.store.lookup(identity, key),
             progress=self.observer.started(kernel, problem),
         )  # fmt: skip

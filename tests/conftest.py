@@ -5,12 +5,30 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+VENDORS = {"cuda", "rocm"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels are interpreted on the host, unless only a vendor's tests are asked for: one process cannot do both."""
+    asked = [Path(argument.partition("::")[0]) for argument in config.args]
+    if not all(VENDORS & set(path.parts) for path in asked):
+        os.environ |= {"TRITON_INTERPRET": "1", "KALIGN_PLATFORM": "cpu"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or writes the user's decisions, or runs in the mode that the user's shell asks for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("KALIGN_")]:
+            patch.delenv(name)
+        patch.setenv("KALIGN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,11 +27,26 @@ class Store(ABC):
 
     @abstractmethod
     def put(self, identity: Identity, entry: Entry) -> bool:
-        """Keep ``entry`` in memory and, where the identity is known, on disk; whether it is on disk."""
+        """Keep ``entry`` in memory and, where the identity is known, on disk; whether it was accepted for the disk.
+
+        Waits for files a moment at most: what was accepted is written by itself, at the latest when the process ends.
+        ``flush`` says whether that went well.
+        """
 
     @abstractmethod
     def entries(self, identity: Identity) -> tuple[Entry, ...]:
         """Every entry for this device, those that cannot match here included."""
+
+    @abstractmethod
+    def remove(self, identity: Identity, keys: Iterable[EntryKey]) -> int:
+        """Forget the decisions for ``keys`` on this device, on disk too; gives how many there were and now are not.
+
+        Refuses nothing: what may be thrown away is for the caller to know. 0 where the disk does not let it.
+        """
+
+    def flush(self) -> bool:
+        """Write what ``put`` accepted and is not on disk yet; whether all of it is there. Bounded in time."""
+        return True
 
     def path(self, identity: Identity) -> Path | None:
         """The file that holds this device's entries, or None for a store without files."""
@@ -56,3 +72,8 @@ class MemoryStore(Store):
 
     def entries(self, identity: Identity) -> tuple[Entry, ...]:
         return tuple(self._entries.get(identity.key, {}).values())
+
+    def remove(self, identity: Identity, keys: Iterable[EntryKey]) -> int:
+        with self._lock:
+            known = self._entries.get(identity.key, {})
+            return sum(known.pop(key, None) is not None for key in set(keys))

@@ -10,7 +10,8 @@ table and the device table: an entry cannot move to another device or toolchain.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,6 +87,19 @@ class Document:
         self.toolchains[name] = entry.key.toolchain
         _keep_newer(self.blocks, text)
 
+    def remove(self, keys: Iterable[EntryKey]) -> frozenset[EntryKey]:
+        """Forget the entries for ``keys``; gives those that were there. Toolchains with unknown facts count too."""
+        gone = set()
+        for key in keys:
+            for name in [name for name, known in self.toolchains.items() if known == key.toolchain]:
+                if self.blocks.pop(key_lines(key, name), None) is not None:
+                    gone.add(key)
+        return frozenset(gone)
+
+    def kernels(self) -> Counter[bytes]:
+        """How many entries each kernel has, by the line that names it (``kernel_line``)."""
+        return Counter(key.partition(b"\n")[0] for key in self.blocks)
+
     def drop_unused(self) -> None:
         """Forget toolchains that no entry refers to."""
         used = {toolchain_name(text) for text in self.blocks.values()}
@@ -131,7 +145,7 @@ def _quoted(name: str) -> str:
 
 def read(content: bytes) -> Reading:
     """The document in ``content`` and what of it is damaged. Never raises."""
-    head, *blocks = _ENTRY_LINE.split(content.removeprefix(b"\xef\xbb\xbf"))
+    head, *blocks = _split(content.removeprefix(b"\xef\xbb\xbf"))
     tables, damage = _head_tables(head)
     schema = tables.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
@@ -148,6 +162,17 @@ def read(content: bytes) -> Reading:
     elif content.strip():
         damage.append(Damage("it names no device", content))
     return Reading(document, SCHEMA, tuple(damage))
+
+
+def _split(content: bytes) -> list[bytes]:
+    """``content`` cut at the lines that begin an entry, which are left out.
+
+    Our own spelling first, which takes a tenth of the time that a pattern over the whole file does: that is one step of
+    the interpreter, in which no other thread gets on.
+    """
+    pieces = content.split(b"\n" + MARKER)
+    pieces[:-1] = [piece + b"\n" for piece in pieces[:-1]]
+    return [part for piece in pieces for part in (_ENTRY_LINE.split(piece) if b"[[" in piece else (piece,))]
 
 
 def _head_tables(head: bytes) -> tuple[dict[str, Any], list[Damage]]:

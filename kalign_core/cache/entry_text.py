@@ -51,6 +51,11 @@ def key_lines(key: EntryKey, toolchain: str) -> bytes:
     return lines({**table, "toolchain": toolchain}).encode()[:-1]
 
 
+def kernel_line(kernel: str) -> bytes:
+    """The first line of every entry for ``kernel``, without the line feed."""
+    return lines({KEY_FIELDS[0]: kernel}).encode()[:-1]
+
+
 def entry_lines(entry: Entry, toolchain: str) -> bytes:
     """The lines of ``entry`` up to its check. Raises ``ValueError`` where reading them would give another entry."""
     table: dict[str, Any] = {"config": str(entry.config)}

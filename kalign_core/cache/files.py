@@ -16,7 +16,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 log = logging.getLogger("kalign")
@@ -69,10 +69,14 @@ def check_folder(folder: Path) -> None:
     _check_trusted(found, folder)
 
 
-def publish(path: Path, content: bytes) -> None:
-    """Make ``content`` the content of ``path``, wholly or not at all; raises ``OSError``. Call it under the lock."""
+def publish(path: Path, content: bytes, *, is_new: bool = False) -> None:
+    """Make ``content`` the content of ``path``, wholly or not at all; raises ``OSError``. Call it under the lock.
+
+    ``is_new`` for a file that was not there when it was read: should there be one all the same, which a network file
+    system may show late, it is left as it is and ``FileExistsError`` raised.
+    """
     _clear_leftovers(path)
-    _write_whole(path, content)
+    _write_whole(path, content, _put_new if is_new else _replace)
     _sync_folder(path.parent)
 
 
@@ -81,7 +85,7 @@ def set_aside(path: Path, content: bytes) -> Path:
     digest = hashlib.sha256(content).hexdigest()[:DIGEST_DIGITS]
     aside = path.with_name(f"{path.name}.{digest}.bad")
     if not os.path.lexists(aside):
-        _write_whole(aside, content)
+        _write_whole(aside, content, _replace)
     return aside
 
 
@@ -120,11 +124,11 @@ def _check_trusted(found: os.stat_result, path: Path) -> None:
         raise PermissionError(errno.EPERM, f"others may write to it; try: chmod go-w {path}", str(path))
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: bytes, put: Callable[[Path, Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         _write_new(temporary, content)
-        _replace(temporary, path)
+        put(temporary, path)
     except BaseException:
         _remove(temporary)
         raise
@@ -153,6 +157,18 @@ def _replace(temporary: Path, path: Path) -> None:
             if attempt == ATTEMPTS - 1 or not (error.errno in _PASSING or isinstance(error, PermissionError)):
                 raise
             time.sleep(PAUSE_S * (attempt + 1))
+
+
+def _put_new(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except (OSError, NotImplementedError) as error:
+        log.debug("no hard links for %s: %s", path, error)
+        _replace(temporary, path)
+    else:
+        _remove(temporary)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,20 +1,30 @@
 """What tells why a decision is not used: the nearest entry and how it differs, and entries that can never match here.
 
-Pure functions over a store, for commands to print.
+Pure functions over entries, for commands to print. They look nothing up, so that asking why is no miss of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from kalign_core.cache.base import Store
 from kalign_core.cache.device_table import Difference
-from kalign_core.records import Entry, EntryKey, Identity, Toolchain
+from kalign_core.records import Config, Entry, EntryKey, Toolchain
+
+if TYPE_CHECKING:
+    from kalign_core.tuner.space import Space
 
 ABSENT = "(none)"
-_WORD = re.compile(r"(\w+)(?:<=|=|:)?(.*)", re.DOTALL)
+_WORD = re.compile(r"(\w+)[=:]?(.*)", re.DOTALL)
+_CALL_FIELDS = ("problem", "args", "phase")
+
+
+class Near(NamedTuple):
+    """The entry nearest to a key, and every field in which it differs; none where it is the key's own."""
+
+    entry: Entry
+    differences: tuple[Difference, ...]
 
 
 class Stale(NamedTuple):
@@ -24,56 +34,81 @@ class Stale(NamedTuple):
     reasons: tuple[Difference, ...]
 
 
-def explain(store: Store, identity: Identity, key: EntryKey) -> tuple[Difference, ...]:
-    """How the nearest entry for ``key``'s kernel differs from ``key``, field by field; empty where it is a hit.
+def nearest(entries: Iterable[Entry], key: EntryKey) -> Near | None:
+    """The entry for ``key``'s kernel that differs least from ``key``; None for a kernel without any.
 
-    Parts of a field have names of their own: ``problem.H``, ``args.x``, ``toolchain.driver``. A kernel without any
-    entry gives one difference in the field ``kernel``.
+    An entry for the same call under another toolchain or source is nearer than one for another call.
     """
-    entries = [entry for entry in store.entries(identity) if entry.key.kernel == key.kernel]
-    if not entries:
-        return (Difference("kernel", key.kernel, ABSENT),)
-    return min((differences(key, entry.key) for entry in entries), key=_distance)
+    found = [Near(entry, differences(key, entry.key)) for entry in entries if entry.key.kernel == key.kernel]
+    return min(found, key=_distance, default=None)
 
 
 def differences(wanted: EntryKey, found: EntryKey) -> tuple[Difference, ...]:
-    """Every field in which two keys differ."""
+    """Every field in which two keys differ.
+
+    Parts of a field have names of their own: ``problem.H``, ``args.x``, ``toolchain.driver``. What is unknown differs
+    from itself.
+    """
     whole = ("kernel", "contract", "phase", "source", "suite")
     pairs = [(field, getattr(wanted, field), getattr(found, field)) for field in whole]
     for field in ("problem", "args"):
-        pairs += _compare(field, _words(getattr(wanted, field)), _words(getattr(found, field)))
+        texts = getattr(wanted, field), getattr(found, field)
+        parts = [part for part in _compare(field, *map(_words, texts)) if part[1] != part[2]]
+        pairs += parts or [(field, *texts)]
     pairs += _compare("toolchain", dict(wanted.toolchain.facts), dict(found.toolchain.facts))
     return tuple(Difference(field, w, f) for field, w, f in pairs if w != f or (w == "unknown" and f == "unknown"))
 
 
 def stale(
-    store: Store, identity: Identity, toolchain: Toolchain, sources: Mapping[str, tuple[str, str]], suite: str
+    entries: Iterable[Entry],
+    toolchain: Toolchain,
+    sources: Mapping[str, tuple[str, str]],
+    suite: str,
+    outside: Callable[[Entry], str] = lambda entry: "",
 ) -> tuple[Stale, ...]:
-    """The device's entries that no call can match under ``toolchain`` and ``suite``.
+    """Those of a device's ``entries`` that no call can match under ``toolchain`` and ``suite``.
 
-    ``sources`` gives contract and source digest of every kernel there is, by name. Entries of another toolchain are
-    among them: they serve another environment on this machine, so they are not for throwing away.
+    ``sources`` gives contract and source digest of every kernel there is, by name. ``outside`` is asked of entries
+    that would match: why today's space does not hold their configuration, empty where it does.
     """
     found = []
-    for entry in store.entries(identity):
-        contract, source = sources.get(entry.key.kernel, (ABSENT, ABSENT))
-        today = EntryKey(
-            entry.key.kernel if entry.key.kernel in sources else ABSENT, contract, entry.key.problem, entry.key.args,
-            entry.key.phase, toolchain, source, suite,
-        )  # fmt: skip
-        reasons = differences(today, entry.key)
+    for entry in entries:
+        reasons = _mismatches(entry.key, toolchain, sources, suite)
+        if not reasons and (reason := outside(entry)):
+            reasons = (Difference("config", reason, str(entry.config)),)
         if reasons:
             found.append(Stale(entry, reasons))
     return tuple(found)
 
 
-def _distance(found: tuple[Difference, ...]) -> tuple[int, int]:
-    """Fewest kinds of field first, then fewest fields: one other shape is nearer than another toolchain and shape."""
-    return len({difference.field.partition(".")[0] for difference in found}), len(found)
+def outside(config: Config, reference: Config, space: Space) -> str:
+    """Why a stored ``config`` is not used although its key matches; empty where it is."""
+    if config == reference or config in space:
+        return ""
+    for refused, reason in space.refused:
+        if refused == config:
+            return f"refused today: {reason}"
+    return "no candidate today"
+
+
+def _mismatches(
+    key: EntryKey, toolchain: Toolchain, sources: Mapping[str, tuple[str, str]], suite: str
+) -> tuple[Difference, ...]:
+    if key.kernel not in sources:
+        return (Difference("kernel", ABSENT, key.kernel),)
+    contract, source = sources[key.kernel]
+    today = EntryKey(key.kernel, contract, key.problem, key.args, key.phase, toolchain, source, suite)
+    return differences(today, key)
+
+
+def _distance(near: Near) -> tuple[int, int, int]:
+    """Fewest kinds of field first, those that say which call it is before all others, then fewest fields."""
+    kinds = {difference.field.partition(".")[0] for difference in near.differences}
+    return len(kinds & set(_CALL_FIELDS)), len(kinds), len(near.differences)
 
 
 def _words(text: str) -> dict[str, str]:
-    """``H=4096 T<=16`` or ``x:bf16:a16 eps:float`` by name, with what follows the name."""
+    """``H=4096 T<=16`` or ``x:bf16:a16 eps:float`` by name: ``4096`` and ``<=16``, ``bf16:a16`` and ``float``."""
     words = {}
     for word in text.split():
         match = _WORD.fullmatch(word)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from kalign_core.cache.device_table import Difference
+from kalign_core.cli.cache_explain import explain
+from kalign_core.cli.cache_stale import check, checked_devices, prune
 from kalign_core.cli.output import emit, json_option, reporting_errors, table
 from kalign_core.errors import UnknownName
 from kalign_core.records import Entry
@@ -33,7 +37,7 @@ def path(as_json: bool) -> None:
 def ls(as_json: bool) -> None:
     """List the decisions for the devices here."""
     columns = ("kernel", "problem", "phase", "toolchain", "config", "reference_us", "us", "decided", "used here")
-    rows = [_line(entry, fits) for entry, fits in _entries()]
+    rows = [_line(entry, reasons) for entry, reasons in _entries()]
     emit(as_json, {"entries": rows}, table("", columns, [[row[c] for c in columns] for row in rows]))
 
 
@@ -52,34 +56,33 @@ def show(kernel: str | None, as_json: bool) -> None:
     emit(as_json, {"entries": chosen}, text or "no decisions yet: kalign tune")
 
 
-def _here() -> Any:
-    from kalign_core import session
-
-    return session.current()
+for command in (explain, check, prune):
+    cache.add_command(command)
 
 
 def _files() -> list[tuple[int, Any]]:
-    here = _here()
+    from kalign_core import session
+
+    here = session.current()
     return [(index, here.store.path(here.platform.identity(index))) for index in here.platform.devices()]
 
 
-def _entries() -> list[tuple[Entry, bool]]:
-    here = _here()
-    found = []
-    for index in here.platform.devices():
-        facts = here.facts(index)
-        found += [(entry, entry.key.toolchain == facts.toolchain) for entry in here.store.entries(facts.identity)]
-    return found
+def _entries() -> Iterator[tuple[Entry, tuple[Difference, ...]]]:
+    """Every entry for the devices here, and why it can never match, as far as that takes no time to know."""
+    for found in checked_devices(with_candidates=False):
+        reasons = {id(one.entry): one.reasons for one in found.stale}
+        yield from ((entry, reasons.get(id(entry), ())) for entry in found.entries)
 
 
-def _line(entry: Entry, fits: bool) -> dict[str, Any]:
+def _line(entry: Entry, reasons: Sequence[Difference]) -> dict[str, Any]:
     cold = entry.cold_us is not None
+    fields = dict.fromkeys(reason.field.partition(".")[0] for reason in reasons)
     return {
         "kernel": entry.key.kernel, "problem": entry.key.problem, "args": entry.key.args, "phase": entry.key.phase,
         "toolchain": entry.key.toolchain.id, "config": str(entry.config),
         "reference_us": entry.reference_cold_us if cold else entry.reference_warm_us,
         "us": entry.cold_us if cold else entry.warm_us, "decided": entry.decided,
-        "used here": "yes" if fits else "no: another toolchain",
+        "used here": f"no: another {', '.join(fields)}" if fields else "yes",
     }  # fmt: skip
 
 

@@ -37,9 +37,9 @@ class Work:
 def options(function: F) -> F:
     """The options that choose problems."""
     for option in (
-        click.option("--phase", default="train", show_default=True, help="train, prefill, decode or a declared phase."),
+        click.option("--phase", default="train", show_default=True, help="train, prefill, decode or one declared."),
         click.option("--dtype", default=None, help="bf16, fp16 or fp32; the operator's first by default."),
-        click.option("--shapes", "shapes_file", type=click.Path(path_type=Path), help="TOML file of [[problem]] tables."),
+        click.option("--shapes", "shapes_file", type=click.Path(path_type=Path), help="TOML file of [[problem]]s."),
         click.option("--shape", "shapes", multiple=True, help="Sizes, such as T=4096,H=4096; may be given repeatedly."),
         click.argument("operators", nargs=-1, metavar="[OP]..."),
     ):
@@ -104,11 +104,13 @@ def _from_table(row: dict[str, Any], number: int, phase: str) -> Work:
     rest = dict(row)
     name = rest.pop("op", None)
     if not isinstance(name, str):
-        raise UnknownName("operator", name, [op.name for op in ops.operators()], fix=f'problem {number}: op = "rms_norm"')
+        known = [op.name for op in ops.operators()]
+        raise UnknownName("operator", name, known, fix=f'problem {number}: op = "rms_norm"')
     operator = ops.named(name)
     dtype = operator.dtype_named(str(rest.pop("dtype", operator.dtypes[0])))
     phase = context.known_phase(str(rest.pop("phase", phase)))
-    wrong = [f"{key} = {value!r}" for key, value in rest.items() if not isinstance(value, int) or isinstance(value, bool)]
+    odd = {key: value for key, value in rest.items() if not isinstance(value, int) or isinstance(value, bool)}
+    wrong = [f"{key} = {value!r}" for key, value in odd.items()]
     if wrong:
         raise BadArgument(f"problem {number}: {', '.join(wrong)} is no size", fix="T = 4096")
     return Work(operator, operator.sizes(rest), dtype, phase)

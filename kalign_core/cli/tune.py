@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from kalign_core.records import Entry
 @click.command()
 @problems.options
 @click.option("--effort", default="normal", show_default=True, help="quick, normal or full.")
-@click.option("--budget", type=float, default=None, help="Begin no further problem after this many seconds.")
+@click.option("--strategy", default="racing", show_default=True, help="Search strategy, built in or a plugin's.")
+@click.option("--budget", type=float, default=None, help="Try nothing further after this many seconds.")
 @click.option("--jobs", type=click.IntRange(1), default=None, help="Compile processes; 16 or the cores at most.")
 @click.option("--retune", is_flag=True, help="Measure what is known already once more.")
 @json_option
@@ -31,6 +34,7 @@ def tune(
     dtype: str | None,
     phase: str,
     effort: str,
+    strategy: str,
     budget: float | None,
     jobs: int | None,
     retune: bool,
@@ -45,7 +49,7 @@ def tune(
     from kalign_core.tuner.loop import effort_named
 
     here = session.current()
-    here.observer.effort = effort_named(effort)
+    here.observer.effort = replace(effort_named(effort), strategy=strategy)
     if budget is not None and budget <= 0:
         raise BadArgument(f"--budget {budget:g} is no time", fix="--budget 600")
     if jobs:
@@ -59,14 +63,15 @@ def tune(
                 say(f"budget of {budget:g} s spent: {len(work) - number + 1} problems left; run the command again")
                 break
             say(f"[{number}/{len(work)}] {item}")
-            rows += tune_one(here, item, retune)
+            left = math.inf if budget is None else budget - (time.monotonic() - started)
+            rows += tune_one(here, item, retune, left)
     finally:
-        here.close()
-    _show(here, rows, as_json)
+        is_written = here.close()
+    _show(here, rows if is_written else [_unwritten(row) for row in rows], as_json)
 
 
-def tune_one(here: Any, item: problems.Work, retune: bool) -> list[dict[str, Any]]:
-    """Tune the kernels of one piece of work; gives a row for each."""
+def tune_one(here: Any, item: problems.Work, retune: bool, budget_s: float = math.inf) -> list[dict[str, Any]]:
+    """Tune the kernels of one piece of work within ``budget_s`` seconds; gives a row for each."""
     import torch
 
     from kalign_core.api import recorded
@@ -74,6 +79,7 @@ def tune_one(here: Any, item: problems.Work, retune: bool) -> list[dict[str, Any
     platform = here.platform
     device = torch.device(platform.device_type)
     rows = []
+    end = time.monotonic() + budget_s
     with context.using(phase=item.phase):
         calls = recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device))
         for call in calls:
@@ -86,13 +92,13 @@ def tune_one(here: Any, item: problems.Work, retune: bool) -> list[dict[str, Any
                 rows.append({**row, "how": "hit", **_numbers(entry)})
                 say(f"  {label}: hit, nothing timed; {entry.config}")
                 continue
-            rows.append({**row, **_tuned(here, call, label)})
+            rows.append({**row, **_tuned(here, call, label, end - time.monotonic())})
     return rows
 
 
-def _tuned(here: Any, call: Any, label: str) -> dict[str, Any]:
+def _tuned(here: Any, call: Any, label: str, budget_s: float) -> dict[str, Any]:
     try:
-        report, stored = here.tune(call.kernel, call.problem, call.device)
+        report, stored = here.tune(call.kernel, call.problem, call.device, budget_s=budget_s)
     except (NotTunable, CandidateFailed) as error:
         say(f"  {label}: stays with its reference: {error}")
         return {"how": "not tunable", "reason": str(error)}
@@ -114,6 +120,11 @@ def _tuned(here: Any, call: Any, label: str) -> dict[str, Any]:
         "seconds": {step: round(value, 3) for step, value in report.seconds.items()},
         **numbers,
     }  # fmt: skip
+
+
+def _unwritten(row: dict[str, Any]) -> dict[str, Any]:
+    """``row`` where the disk did not take what this command decided; the store has warned of the reason."""
+    return {**row, "how": "kept in memory", "reason": "it could not be written"} if row["how"] == "tuned" else row
 
 
 def _numbers(entry: Entry) -> dict[str, Any]:

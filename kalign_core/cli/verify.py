@@ -1,22 +1,36 @@
-"""``kalign verify``: hold the launches that serve operators here to the gate again."""
+"""``kalign verify``: hold the launches that serve operators here to the gate again, or to another device's digests."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kalign_core import context
 from kalign_core.cli import problems
 from kalign_core.cli.output import emit, json_option, reporting_errors, say, table
-from kalign_core.errors import CandidateFailed, NotTunable
+from kalign_core.errors import BadArgument, CandidateFailed, NotTunable
+
+if TYPE_CHECKING:
+    from kalign_core.observer import Recorded
+    from kalign_core.records import Entry, Refutation
+    from kalign_core.session import Session
+    from kalign_core.verifier.against import Comparison, Theirs
 
 
 @click.command()
 @problems.options
-@click.option("--strict", is_flag=True, help="Every row count, company and 64 repeats instead of the quick suite.")
+@click.option("--strict", is_flag=True, help="Every case: other layouts and widths, all row counts, 64 runs.")
+@click.option("--against", type=click.Path(path_type=Path), help="Compare digests with another device's file instead.")
+@click.option("--case", "case_text", hidden=True, help="Run one case, as a refutation prints it.")
+@click.option("--kernel", "kernel_text", hidden=True, help="With --case: the kernel and its problem.")
+@click.option("--candidate", hidden=True, help="With --case: another kernel to be held to it.")
+@click.option("--config", "config_text", hidden=True, help="With --case: the configuration.")
+@click.option("--device", type=int, default=None, hidden=True, help="With --case: the device's index.")
 @json_option
 @reporting_errors
 def verify(
@@ -26,52 +40,156 @@ def verify(
     dtype: str | None,
     phase: str,
     strict: bool,
+    against: Path | None,
+    case_text: str | None,
+    kernel_text: str | None,
+    candidate: str | None,
+    config_text: str | None,
+    device: int | None,
     as_json: bool,
 ) -> None:
     """Compare the launches in use here with their references, byte for byte.
 
-    Stored winners are compared with the reference launch, references with themselves and their own rows. Exit code 1
-    if anything is refuted. Testing refutes, it does not prove.
+    Stored winners are compared with the reference launch, references with themselves and their own rows. With
+    --against FILE.toml, the file of another device or toolchain, the digests of core cases are compared with those in
+    it, operator by operator. Exit code 1 if anything is refuted or differs. Testing refutes, it does not prove.
     """
     from kalign_core import session
 
     here = session.current()
-    rows: list[dict[str, Any]] = []
-    for item in problems.chosen(here, operators, shapes, shapes_file, dtype, phase):
+    if case_text is not None:
+        if kernel_text is None or config_text is None:
+            raise BadArgument("--case goes with --kernel and --config", fix="copy the whole command of a refutation")
+        sys.exit(_repeat(here, case_text, kernel_text, candidate, config_text, device, as_json))
+    work = problems.chosen(here, operators, shapes, shapes_file, dtype, phase)
+    sys.exit(_verify(here, work, strict, as_json) if against is None else _against(here, work, against, as_json))
+
+
+def _calls(here: Session, work: list[problems.Work]) -> Iterator[tuple[problems.Work, Recorded]]:
+    """Every kernel call of ``work``, with the phase in force while it is looked at."""
+    import torch
+
+    from kalign_core.api import recorded
+
+    device = torch.device(here.platform.device_type)
+    for item in work:
         say(str(item))
-        rows += _verify_one(here, item, strict)
+        with context.using(phase=item.phase):
+            for call in recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device)):
+                yield item, call
+
+
+# --- the suite ----------------------------------------------------------------------------------------------------
+
+
+def _verify(here: Session, work: list[problems.Work], strict: bool, as_json: bool) -> int:
+    rows = [_verify_one(here, call, strict) for _, call in _calls(here, work)]
     wrong = [row for row in rows if row["state"] != "not refuted"]
     columns = ("kernel", "problem", "state", "cases", "observable", "configuration", "reason")
     fields = ("kernel", "problem", "state", "cases", "observable", "config", "reason")
+    again = [row["refutation"]["repeat"] for row in rows if row["refutation"] and row["refutation"]["repeat"]]
     emit(
         as_json,
         {"strict": strict, "refuted": len(wrong), "verdicts": rows},
         table("", columns, [[row[name] for name in fields] for row in rows]),
+        *(f"to see it again: {command}" for command in again),
     )
-    sys.exit(1 if wrong else 0)
+    return 1 if wrong else 0
 
 
-def _verify_one(here: Any, item: problems.Work, strict: bool) -> list[dict[str, Any]]:
-    import torch
+def _verify_one(here: Session, call: Recorded, strict: bool) -> dict[str, Any]:
+    from kalign_core.api import verified
 
-    from kalign_core.api import recorded, verified
+    key = here.key(call.kernel, call.problem, call.device)
+    row = {"kernel": call.kernel.name, "problem": key.problem, "args": key.args, "phase": key.phase}
+    try:
+        found = verified(here, call, strict=strict)
+    except (NotTunable, CandidateFailed) as error:
+        return {**row, "state": "not tunable", "reason": str(error), "cases": 0, "observable": "", "config": "",
+                "suite": "", "digests": [], "skipped": [], "refutation": None}  # fmt: skip
+    verdict = found.verdict
+    return {
+        **row, "state": verdict.state, "reason": str(verdict.refutation or ""), "cases": verdict.cases,
+        "observable": verdict.observable, "config": str(found.config), "suite": verdict.suite,
+        "digests": list(verdict.digests), "skipped": list(verdict.skipped),
+        "refutation": asdict(verdict.refutation) if verdict.refutation else None,
+    }  # fmt: skip
 
-    rows = []
-    device = torch.device(here.platform.device_type)
-    with context.using(phase=item.phase):
-        for call in recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device)):
-            key = here.key(call.kernel, call.problem, call.device)
-            row = {"kernel": call.kernel.name, "problem": key.problem, "args": key.args, "phase": key.phase}
-            try:
-                found = verified(here, call, strict=strict)
-            except (NotTunable, CandidateFailed) as error:
-                rows.append({**row, "state": "not tunable", "reason": str(error), "cases": 0, "observable": "",
-                             "config": "", "suite": "", "digests": []})  # fmt: skip
-                continue
-            verdict = found.verdict
-            rows.append({
-                **row, "state": verdict.state, "reason": str(verdict.refutation or ""), "cases": verdict.cases,
-                "observable": verdict.observable, "config": str(found.config), "suite": verdict.suite,
-                "digests": list(verdict.digests),
-            })  # fmt: skip
-    return rows
+
+# --- one case -----------------------------------------------------------------------------------------------------
+
+
+def _repeat(
+    here: Session,
+    case_text: str,
+    kernel_text: str,
+    candidate: str | None,
+    config_text: str,
+    device: int | None,
+    as_json: bool,
+) -> int:
+    """Run one case and say how it ended; gives the exit code."""
+    from kalign_core.verifier.repeat import run_again
+
+    found: Refutation | None = run_again(here, kernel_text, candidate, config_text, case_text, device)
+    text = "not refuted by this case" if found is None else f"refuted: {found}"
+    emit(as_json, {"refuted": found is not None, "refutation": asdict(found) if found else None}, text)
+    return 0 if found is None else 1
+
+
+# --- another device -----------------------------------------------------------------------------------------------
+
+
+def _against(here: Session, work: list[problems.Work], file: Path, as_json: bool) -> int:
+    """Compare digests with those in ``file``; gives the exit code."""
+    from kalign_core.verifier.against import load, overall
+
+    theirs = load(file)
+    rows = [
+        {"operator": item.operator.name, "kernel": call.kernel.name, "problem": str(entry.tuned_at if entry else ""),
+         "state": found.state, "detail": found.detail, "toolchain": entry.key.toolchain.id if entry else ""}
+        for item, call in _calls(here, work)
+        for entry, found in _comparisons(here, call, theirs)
+    ]  # fmt: skip
+    names = dict.fromkeys(str(row["operator"]) for row in rows)
+    summary = {name: overall(str(row["state"]) for row in rows if row["operator"] == name) for name in names}
+    columns = ("operator", "kernel", "problem", "state", "detail", "toolchain")
+    emit(
+        as_json,
+        {"file": str(file), "device": theirs.device, "operators": summary, "comparisons": rows},
+        table(f"this device against {theirs.device}", columns, [[row[c] for c in columns] for row in rows]),
+        table("", ("operator", "state"), list(summary.items())),
+    )
+    return 1 if "differs" in summary.values() else 0
+
+
+def _comparisons(here: Session, call: Recorded, theirs: Theirs) -> Iterator[tuple[Entry | None, Comparison]]:
+    """Each entry of theirs for ``call``'s problem, and how our digests compare with its."""
+    from kalign_core.verifier.against import Comparison, compare, matching
+
+    key = here.key(call.kernel, call.problem, call.device)
+    entries = matching(theirs, key)
+    if not entries:
+        yield None, Comparison("not comparable", f"no entry for {key.problem} there")
+    for entry in entries:
+        try:
+            yield entry, compare(key, _digests_at(here, call, entry.tuned_at), entry)
+        except (NotTunable, CandidateFailed) as error:
+            yield entry, Comparison("not comparable", str(error))
+
+
+def _digests_at(here: Session, call: Recorded, tuned_at: str) -> tuple[str, ...]:
+    """Digests of the reference here, at the size that an entry was tuned at where ``call`` can be scaled to it."""
+    from kalign_core.cache.key import at_edge
+    from kalign_core.records import join_facts
+    from kalign_core.verifier.bench import Bench
+    from kalign_core.verifier.gate import open_gate
+
+    problem = at_edge(call.kernel, call.problem) or call.problem
+    if join_facts((d, n) for d, n in problem.dims if d in call.kernel.bucket) != tuned_at:
+        problem = call.problem
+    with here.platform.on(call.device):
+        bench = Bench(here.platform, call.kernel, problem, call.device)
+        gate = open_gate(here.plugins, bench, bench.bound(call.kernel.reference_config(problem)))
+        gate.check_reference()
+    return gate.digests

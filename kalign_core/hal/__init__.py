@@ -67,7 +67,7 @@ def _choose() -> tuple[Plugins, Selection, Exception | None]:
             error = error or fault
             found = load(replace(settings, strict=False))
         made = _select(Environment.current(), found, settings.platform)
-    except Exception as fault:
+    except Exception as fault:  # noqa: BLE001  # kept, and raised when the platform is asked for
         return Plugins(), Selection((), None, str(fault), None), fault
     if error is not None:
         made = replace(made, chosen=None, why=str(error), record=None)

@@ -28,7 +28,7 @@ class Sampler(ABC):
     def sample_us(self) -> float:
         """Run once more and give device microseconds per launch. May be 0, negative or NaN where the clock fails."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # not every sampler holds something
         """Free what ``sample_us`` replays."""
 
 

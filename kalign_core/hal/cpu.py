@@ -47,6 +47,7 @@ class CpuPlatform(Platform):
     def __init__(self) -> None:
         from kalign_core.hal import triton_compat
 
+        triton_compat.fix_interpreter_rounding()
         self.exact_dot = triton_compat.fix_interpreter_dot()
 
     def devices(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.errors import CandidateFailed, DeviceLost
@@ -17,6 +17,7 @@ from kalign_core.records import Problem
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
+    from kalign_core.hal.triton_compat import Prebound
     from kalign_core.records import Config
 
 log = logging.getLogger("kalign")
@@ -35,7 +36,8 @@ class TorchGpuPlatform(Platform):
     def capturing(self) -> bool:
         import torch
 
-        return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        cuda: Any = torch.cuda  # partly untyped
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def free_bytes(self, device: int) -> int | None:
         import torch
@@ -84,39 +86,70 @@ class TorchGpuPlatform(Platform):
         find_grid(args)
         with self.on(device):
             compiled = self.compile(kernel, problem, config, device)
-            raw = triton_compat.prebind(compiled)
+            prebound = triton_compat.Prebound(compiled)
         constants = kernel.constants_for(problem, config)
         tail = tuple(constants[name] for name in kernel.constants)
-        launch = _bind(raw, find_grid, tail, device)
-        launch.compiled = compiled  # type: ignore[attr-defined]  # for reports; keeps the module loaded
-        guard = triton_compat.globals_guard(kernel.fn)
-        return launch if guard is None else _checked(launch, guard)
+        return DeviceLaunch(compiled, prebound, find_grid, tail, device, triton_compat.globals_guard(kernel.fn))
 
 
-def _bind(raw: Any, find_grid: Any, tail: tuple[Any, ...], device: int) -> Launch:
-    import torch
+class DeviceLaunch:
+    """One compiled kernel bound to a device: called with the run-time arguments, on the device's current stream.
 
-    current_device = torch._C._cuda_getDevice
-    current_stream = torch._C._cuda_getCurrentRawStream
+    ``compiled`` is Triton's object, for reports; holding it keeps the module loaded.
+    """
 
-    def launch(*args: Any) -> None:
-        x, y, z = find_grid(args)
-        if current_device() == device:
-            raw(x, y, z, current_stream(device), (*args, *tail))
-        else:
-            with torch.cuda.device(device):
-                raw(x, y, z, current_stream(device), (*args, *tail))
+    __slots__ = ("_check", "_current", "_device", "_find_grid", "_prebound", "_stream", "_tail", "compiled")
 
-    return launch
+    def __init__(
+        self, compiled: Any, prebound: Prebound, find_grid: Any, tail: tuple[Any, ...], device: int, check: Any
+    ) -> None:
+        import torch
+
+        self.compiled = compiled
+        self._prebound, self._find_grid, self._tail = prebound, find_grid, tail
+        self._device, self._check = device, check
+        self._current = torch._C._cuda_getDevice
+        self._stream = torch._C._cuda_getCurrentRawStream
+
+    def __call__(self, *args: Any) -> None:
+        if self._check is not None:
+            self._check()
+        x, y, z = self._find_grid(args)
+        device = self._device
+        if self._current() == device:
+            self._prebound.launch(x, y, z, self._stream(device), (*args, *self._tail))
+            return
+        import torch
+
+        with torch.cuda.device(device):
+            self._prebound.launch(x, y, z, self._stream(device), (*args, *self._tail))
+
+    def pin(self, tensors: Sequence[Any], numbers: tuple[Any, ...]) -> Callable[..., None]:
+        """This launch for calls like ``(*tensors, *numbers)``: a function of the tensors alone, in one frame.
+
+        Tensors are passed as addresses: the caller's key has settled dtype, device and alignment.
+        """
+        import torch
+
+        pinned = self._prebound.pin(self._find_grid((*tensors, *numbers)))
+        if pinned is None or self._check is not None:
+            return lambda *given: self(*given, *numbers)
+        current, stream_of, device, tail = self._current, self._stream, self._device, (*numbers, *self._tail)
+        chains = self._prebound.chains
+        address = _address if any(tensor is None for tensor in tensors) else torch.Tensor.data_ptr
+        from kalign_core.hal.triton_compat import listening
+
+        def launch(*given: Any) -> None:
+            if listening(chains) or current() != device:
+                self(*given, *numbers)
+            else:
+                pinned(stream_of(device), (*map(address, given), *tail))
+
+        return launch
 
 
-def _checked(launch: Launch, guard: Any) -> Launch:
-    def checked(*args: Any) -> None:
-        guard()
-        launch(*args)
-
-    checked.compiled = launch.compiled  # type: ignore[attr-defined]
-    return checked
+def _address(tensor: Any) -> int | None:
+    return None if tensor is None else int(tensor.data_ptr())
 
 
 class GraphTimer(Timer):
@@ -136,11 +169,11 @@ class _GraphSampler(Sampler):
         import torch
 
         self._launches = launches
+        cuda: Any = torch.cuda  # partly untyped
         self._graph = torch.cuda.CUDAGraph()
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+        self._start, self._end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream(device)
+            stream = cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 self._graph.capture_begin(capture_error_mode="thread_local")

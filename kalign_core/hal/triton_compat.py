@@ -83,25 +83,57 @@ def resources(compiled: Any) -> dict[str, int]:
 # --- launching ----------------------------------------------------------------------------------------------------
 
 
-def prebind(compiled: Any) -> RawLaunch:
-    """A function ``(grid_x, grid_y, grid_z, stream, arguments)`` that launches ``compiled`` with everything prebound.
+class Prebound:
+    """A compiled kernel with everything about its launch bound that does not change from call to call.
 
-    ``arguments`` is a tuple of every parameter of the jit function in order, constants included (they are ignored).
-    The device has to be current. Loads the binary; raises ``CandidateFailed`` where the device has not the resources.
+    ``launch(x, y, z, stream, arguments)`` launches it on the current device; ``arguments`` is a tuple of every
+    parameter of the jit function in order, constants included (they are ignored). Loads the binary when made; raises
+    ``CandidateFailed`` where the device has not the resources.
     """
-    try:
-        run = compiled.run
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:
-        raise CandidateFailed(brief(error)) from error
-    general = _general(compiled, run)
-    if MINOR not in FAST_MINORS:
-        _announce(f"triton {triton.__version__}: no fast launch for this version yet; launching through Triton's own")
-        return general
-    if _needs_scratch(run) or not hasattr(run, "launch_cooperative_grid"):
-        return general
-    return _guarded(_fast_36(compiled, run) if MINOR == (3, 6) else _fast_39(compiled, run), general)
+
+    __slots__ = ("_chains", "_entry", "_general", "fast")
+
+    def __init__(self, compiled: Any) -> None:
+        try:
+            run = compiled.run
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:
+            raise CandidateFailed(brief(error)) from error
+        runtime = triton.knobs.runtime
+        self._general = _general(compiled, run)
+        self._chains = (runtime.launch_enter_hook, runtime.launch_exit_hook)
+        self._entry = _entry(compiled, run)
+        self.fast = self._entry is not None and all(hasattr(chain, "calls") for chain in self._chains)
+
+    def launch(self, x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
+        """Launch, telling whoever listens (profilers do)."""
+        if self.fast and not listening(self._chains):
+            self._entry(x, y, z)(stream, arguments)
+        else:
+            self._general(x, y, z, stream, arguments)
+
+    def pin(self, grid: tuple[int, int, int]) -> Callable[[int, tuple[Any, ...]], None] | None:
+        """The driver call alone for one ``grid``: ``(stream, arguments)``; None where there is no fast launch.
+
+        Whoever calls it has to ask ``listening(self.chains)`` before each launch.
+        """
+        pinned: Callable[[int, tuple[Any, ...]], None] | None = self._entry(*grid) if self.fast else None
+        return pinned
+
+    @property
+    def chains(self) -> tuple[Any, Any]:
+        """The launch hooks as they were when this was made."""
+        return self._chains
+
+
+def listening(chains: tuple[Any, Any]) -> bool:
+    """Whether anybody hooked into launches since ``chains`` were taken, or hooks are in them."""
+    runtime = triton.knobs.runtime
+    enter, leave = chains
+    return bool(
+        runtime.launch_enter_hook is not enter or enter.calls or runtime.launch_exit_hook is not leave or leave.calls
+    )
 
 
 def _general(compiled: Any, run: Any) -> RawLaunch:
@@ -117,43 +149,28 @@ def _general(compiled: Any, run: Any) -> RawLaunch:
     return launch
 
 
-def _fast_36(compiled: Any, run: Any) -> RawLaunch:
-    launch, function, packed = run.launch, compiled.function, compiled.packed_metadata
-    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
+def _entry(compiled: Any, run: Any) -> Any:
+    """A function of a grid that gives the driver call for it, in the form of this Triton's minor; None if unknown."""
+    if MINOR not in FAST_MINORS:
+        _announce(f"triton {triton.__version__}: no fast launch for this version yet; launching through Triton's own")
+        return None
+    if _needs_scratch(run) or not hasattr(run, "launch_cooperative_grid"):
+        return None
+    call, function, packed = run.launch, compiled.function, compiled.packed_metadata
+    flags = (run.launch_cooperative_grid, run.launch_pdl)
+    if MINOR == (3, 6):
+        behind = (function, *flags, None, None, packed, None, None, None)
 
-    def fast(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, None, None, None, *arguments)
+        def entry_36(x: int, y: int, z: int) -> Callable[[int, tuple[Any, ...]], None]:
+            return lambda stream, arguments: call(x, y, z, stream, *behind, *arguments)
 
-    return fast
+        return entry_36
+    middle = (function, *flags, packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
 
+    def entry_39(x: int, y: int, z: int) -> Callable[[int, tuple[Any, ...]], None]:
+        return lambda stream, arguments: call(x, y, z, stream, *middle, arguments)
 
-def _fast_39(compiled: Any, run: Any) -> RawLaunch:
-    launch, function, packed = run.launch, compiled.function, compiled.packed_metadata
-    cooperative, pdl = run.launch_cooperative_grid, run.launch_pdl
-    annotations, signature = run.arg_annotations, run.kernel_signature
-
-    def fast(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
-        launch(x, y, z, stream, function, cooperative, pdl, packed, None, None, None, None, None, annotations,
-               signature, arguments)  # fmt: skip
-
-    return fast
-
-
-def _guarded(fast: RawLaunch, general: RawLaunch) -> RawLaunch:
-    """``fast`` unless somebody listens to launches (profilers do), in which case ``general`` tells them."""
-    runtime = triton.knobs.runtime
-
-    def launch(x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
-        if _listening(runtime.launch_enter_hook) or _listening(runtime.launch_exit_hook):
-            general(x, y, z, stream, arguments)
-        else:
-            fast(x, y, z, stream, arguments)
-
-    return launch
-
-
-def _listening(hook: Any) -> bool:
-    return hook is not None and bool(getattr(hook, "calls", True))
+    return entry_39
 
 
 def _needs_scratch(run: Any) -> bool:
@@ -225,11 +242,50 @@ def fix_interpreter_dot() -> bool:
     return True
 
 
+def fix_interpreter_rounding() -> bool:
+    """Make the interpreter round float32 to bfloat16 to nearest even, as devices do; whether that took effect.
+
+    As shipped it cuts the low bits off, which is up to one unit in the last place off, and turns a NaN whose payload
+    lies there into an infinity.
+    """
+    try:
+        import numpy as np
+        from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+    except ImportError:
+        return False
+    shipped = getattr(InterpreterBuilder, "cast_impl", None)
+    if shipped is None or MINOR not in FAST_MINORS:
+        return False
+    if getattr(shipped, "kalign", False):
+        return True
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        kinds = (src.dtype.scalar.name, dst_type.scalar.name)
+        if kinds == ("bf16", "fp32"):
+            return TensorHandle(np.asarray(_as_numbers(src)), dst_type.scalar)
+        if kinds == ("fp32", "bf16"):
+            return TensorHandle(np.asarray(_rounded_to_bf16(src.data)), dst_type.scalar)
+        return shipped(self, src, dst_type)
+
+    cast_impl.kalign = True  # type: ignore[attr-defined]
+    InterpreterBuilder.cast_impl = cast_impl
+    return True
+
+
+def _rounded_to_bf16(data: Any) -> Any:
+    """Bit patterns of bfloat16, in 16-bit integers, of float32 numbers rounded to nearest even; NaN is 0x7FC0."""
+    import numpy as np
+
+    pattern = np.asarray(data).view(np.uint32)
+    rounded = (pattern + (np.uint32(0x7FFF) + ((pattern >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    return np.where(np.isnan(data), np.uint32(0x7FC0), rounded).astype(np.uint16)
+
+
 def _as_numbers(handle: Any) -> Any:
     """The numbers of an interpreter tensor; bfloat16 may be held as its bit pattern in 16-bit integers."""
     import numpy as np
 
     data = handle.data
     if handle.dtype.scalar.name == "bf16" and data.dtype == np.uint16:
-        return (data.astype(np.uint32) << 16).view(np.float32)
+        return (np.asarray(data).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return data

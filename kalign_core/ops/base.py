@@ -96,19 +96,32 @@ def eager(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def remember(
-    key: Any, known: Launch | None, numbers: tuple[Any, ...], *dense: tuple[torch.Tensor, torch.Tensor]
+    key: Any, known: Launch | None, tensors: Sequence[Any], numbers: tuple[Any, ...], given: Sequence[Any], *like: Any
 ) -> None:
-    """Let the next call with ``key`` launch ``known`` at once: ``known(*tensors, *numbers)``.
+    """Let the next call with ``key`` launch at once what was launched for ``(*tensors, *numbers)``.
 
-    ``key`` holds everything the operator checked and the launch depends on. Not kept where the launch does not stand
-    for good, or where one of ``dense`` (a tensor as given, as launched) had to be copied.
+    ``key`` holds everything the operator checked and the launch depends on. What is kept is a function of the tensors
+    and, for each of ``like``, a template that ``torch.empty_like`` makes an output from. Nothing is kept where the
+    launch does not stand for good, or where one of ``given`` had to be copied into its place among ``tensors``.
     """
-    if known is None or any(given.data_ptr() != launched.data_ptr() for given, launched in dense):
+    if known is None:
         return
+    for ours, theirs in zip(tensors, given, strict=False):
+        if theirs is not None and ours.data_ptr() != theirs.data_ptr():
+            return
+    pin = getattr(known, "pin", None)
+    launch_at_once = pin(tensors, numbers) if pin is not None else lambda *now: known(*now, *numbers)
     calls = session.current().calls
     if len(calls) >= MEMO_LIMIT:
         calls.clear()
-    calls[key] = (known, numbers)
+    # One element, expanded: empty_like is the cheapest way torch has to allocate a given shape.
+    templates = [t.new_empty(()).expand(t.shape) for t in like]
+    calls[key] = (launch_at_once, *templates)
+
+
+def fresh(template: torch.Tensor) -> torch.Tensor:
+    """A new dense tensor with shape, dtype and device of ``template``."""
+    return torch.empty_like(template, memory_format=torch.contiguous_format)
 
 
 # --- argument checks ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from kalign_core.ops.base import (
     check_out,
     check_same,
     eager,
+    fresh,
     launch,
     output_like,
     random_tensor,
@@ -67,17 +68,17 @@ def forward(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = Non
     """The operator without gradients: one look-up and one launch for a call like one before."""
     key = (
         "swiglu", context.current(),
-        gate.shape, gate.stride(), gate.dtype, gate.device, gate.data_ptr() & 15,
-        up.shape, up.stride(), up.dtype, up.device, up.data_ptr() & 15,
+        gate.__class__, gate.shape, gate.stride(), gate.dtype, gate.device, gate.data_ptr() & 15,
+        up.__class__, up.shape, up.stride(), up.dtype, up.device, up.data_ptr() & 15,
         out is not None and (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15),
     )  # fmt: skip
     known = session.current().calls.get(key)
     if known is None:
         return _first(key, gate, up, out)
+    launch_known, template = known
     if out is None:
-        out = torch.empty_like(gate, memory_format=torch.contiguous_format)
-    launch_known, numbers = known
-    launch_known(gate, up, out, *numbers)
+        out = fresh(template)
+    launch_known(gate, up, out)
     return out
 
 
@@ -89,7 +90,7 @@ def _first(key: Any, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | N
         return result
     g, u, o = rows_of("swiglu", "gate", gate), rows_of("swiglu", "up", up), rows_of("swiglu", "out", result)
     numbers = (*g.shape, g.stride(0), u.stride(0), o.stride(0))
-    remember(key, launch(swiglu_kernel, g, u, o, *numbers), numbers, (gate, g), (up, u))
+    remember(key, launch(swiglu_kernel, g, u, o, *numbers), (g, u, o), numbers, (gate, up), result)
     return result
 
 

@@ -7,43 +7,44 @@ that compile to the same code for the same grid are one candidate.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kalign_core.declare import Kernel, lower
-from kalign_core.errors import CandidateFailed, DeviceLost
-from kalign_core.hal.base import Platform
+from kalign_core.declare import Lowered, lower
+from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import attempt, reason_of
-from kalign_core.records import Config, DeviceModel, EntryKey, Problem, Refutation
+from kalign_core.records import Check, Config, DeviceModel, EntryKey, Problem, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
 from kalign_core.tuner.failures import Fault, Guarded, short_of_memory
 from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
 from kalign_core.tuner.space import declaration_order, warn_once
+from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.gate import Gate
 
 Progress = Callable[[str, int, int], None]
+_CASES_PER_CHECK = 4096
 
 
 @dataclass
 class Builder:
-    """Builds the candidates of one tuning and keeps the books on those that fall by the wayside.
+    """Builds the candidates of one tuning and keeps the books on those that fall by the wayside."""
 
-    ``sample`` are arguments of the right kind, for binding a launch.
-    """
-
-    platform: Platform
+    bench: Bench
     pool: CompilePool
-    device: int
-    kernel: Kernel
-    problem: Problem
     key: EntryKey
-    model: DeviceModel
-    sample: tuple[Any, ...]
     report: Report
     budget: Budget
     progress: Progress
+
+    def __post_init__(self) -> None:
+        bench = self.bench
+        self.platform, self.device = bench.platform, bench.device
+        self.kernel, self.problem = bench.kernel, bench.problem
+        self.model = self.platform.model(self.device)
+        self._sample: tuple[Any, ...] = ()
 
     # --- the books ------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@ class Builder:
         self._report(config, fault)
         if transient or (isinstance(fault, str) and short_of_memory(fault)):
             self.report.transient += 1
-        else:
+        elif isinstance(fault, str) or fault.argument:  # a check that raised tells of the check
             lowered = lower(self.kernel, self.problem, config)
             self.pool.failures.remember(self.key, self.model.target, lowered, fault)
 
@@ -133,6 +134,33 @@ class Builder:
                 kept.add(config)
         return [config for config in configs if config in kept]
 
+    def precompile(self, gate: Gate, contenders: Sequence[Contender], deadline_s: float) -> list[Contender]:
+        """Compile the code that the gate runs beside the code under test; gives those whose compilers live through it.
+
+        The gate binds such code in this process: it finds it in the compiler's cache, and no candidate may bring its
+        compiler down here that it has not survived elsewhere.
+        """
+        target = self.platform.compile_target(self.device)
+        alive = {contender.config: contender for contender in contenders}
+        if target is None or self.kernel.import_path is None:
+            return list(alive.values())
+        jobs = [(config, lower(self.kernel, problem, config)) for problem in self._other_code(gate) for config in alive]
+        with self.pool.start([lowered for _, lowered in jobs], target, deadline_s) as compiling:
+            for position, result in compiling.results():
+                config = jobs[position][0]
+                if result.deadly and alive.pop(config, None) is not None:
+                    self.note(config, f"{result.failure}, in a form that only the gate runs", result.transient)
+        return list(alive.values())
+
+    def _other_code(self, gate: Gate) -> list[Problem]:
+        """Problems of the gate's cases that are compiled otherwise than the problem itself."""
+        found: dict[Lowered, Problem] = {}
+        for check in gate.checks:
+            for problem in attempt(_problems, check, self.bench).value or ():
+                found.setdefault(lower(self.kernel, problem, self.report.reference), problem)
+        found.pop(lower(self.kernel, self.problem, self.report.reference), None)
+        return list(found.values())
+
     def _compiles_here(self, reason: str) -> None:
         warn_once(f"{self.kernel} is compiled in this process, where a compiler that dies takes it along: {reason}")
 
@@ -140,8 +168,9 @@ class Builder:
 
     def bind(self, config: Config) -> Contender:
         """A contender with ``config``'s launch; raises what the platform raises."""
-        launch = self.platform.launcher(self.kernel, self.problem, config, self.sample)
-        return Contender(config, Guarded(launch), declaration_order(self.kernel, config))
+        self._sample = self._sample or self.bench.sample_arguments()
+        launch = Guarded(self.platform.launcher(self.kernel, self.problem, config, self._sample))
+        return Contender(config, launch, self.bench.bound(config, launch), declaration_order(self.kernel, config))
 
     def first_check(self, gate: Gate, configs: Sequence[Config]) -> list[Contender]:
         """The contenders whose bytes are the reference's on a first case: nothing else is ever timed."""
@@ -156,11 +185,12 @@ class Builder:
                 field.append(outcome.value)
             else:
                 self._blame(config, outcome.error)
+        self._sample = ()
         return self.sift(field)
 
     def _checked(self, gate: Gate, config: Config) -> Contender:
         contender = self.bind(config)
-        refutation = gate.one_case(contender.launch)
+        refutation = gate.one_case(contender.bound)
         self.platform.synchronize(self.device)
         contender.failure = contender.launch.failure
         contender.refutation = None if contender.failure else refutation
@@ -171,12 +201,16 @@ class Builder:
         if isinstance(error, CandidateFailed):
             self.note(config, error.what)
             return
-        if isinstance(error, DeviceLost):
+        if isinstance(error, (DeviceLost, NotTunable)):
             raise error
         self.platform.synchronize(self.device)  # raises where the device is lost
         if short_of_memory(reason_of(error)):
             raise error
         self.note(config, reason_of(error))
+
+
+def _problems(check: Check, bench: Bench) -> list[Problem]:
+    return [bench.problem_for(case) for case in itertools.islice(check.cases(bench), _CASES_PER_CHECK)]
 
 
 def _too_large(result: Compiled, model: DeviceModel) -> str | None:

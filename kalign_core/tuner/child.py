@@ -23,6 +23,7 @@ START_SECONDS = 120.0
 _LAST_WORDS_BYTES = 8192
 _LAST_WORDS_LENGTH = 160
 _ENDING_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
 
 
 class Child:
@@ -106,7 +107,7 @@ class Child:
             self.close()
             raise
         except (OSError, EOFError, ValueError) as error:
-            status = self._status()
+            status = self._status(0.0 if isinstance(error, ValueError) else _ENDING_SECONDS)
             reason = _reason(status, error, self._last_words())
             self.close()
             raise ChildProcessError(status or 0, reason) from error
@@ -133,8 +134,13 @@ class Child:
         ready = select.poll()  # unlike select.select, it takes descriptors past 1024
         ready.register(stream, select.POLLIN)
         while b"\n" not in self._buffer:
-            if not ready.poll(max(0.0, end - time.monotonic()) * 1000):
-                raise TimeoutError
+            left = end - time.monotonic()
+            if not ready.poll(max(0.0, min(left, _LOOK_SECONDS)) * 1000):
+                if left <= 0:
+                    raise TimeoutError
+                if self._status(0.0) is not None:  # something it started may hold its standard output open
+                    raise EOFError("it ended without an answer")
+                continue
             data = os.read(stream, 65536)
             if not data:
                 raise EOFError("it closed its standard output")
@@ -144,11 +150,11 @@ class Child:
 
     # --- after its death ------------------------------------------------------------------------------------------
 
-    def _status(self) -> int | None:
-        """Its exit status, negative for a signal, without reaping it; None where it lives on."""
+    def _status(self, patience_s: float) -> int | None:
+        """Its exit status, negative for a signal, without reaping it; None where it lives on after ``patience_s``."""
         if self._process is None:
             return None
-        end = time.monotonic() + _ENDING_SECONDS
+        end = time.monotonic() + patience_s
         while True:
             try:
                 found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -156,7 +162,7 @@ class Child:
                 return None
             if found is not None:
                 return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-            if time.monotonic() > end:
+            if time.monotonic() >= end:
                 return None
             time.sleep(0.01)
 

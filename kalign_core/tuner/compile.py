@@ -30,12 +30,13 @@ MOST_WORKERS = 16
 class Compiled:
     """What a worker says of one candidate: ``failure`` in words, or digests and resources of its code.
 
-    ``transient`` marks a failure that says nothing of the candidate, ``unimportable`` one because the kernel's module
-    cannot be imported in a process of its own.
+    ``transient`` marks a failure that says nothing of the candidate, ``deadly`` one that cost the worker its life, and
+    ``unimportable`` one because the kernel's module cannot be imported in a process of its own.
     """
 
     failure: str = ""
     transient: bool = False
+    deadly: bool = False
     unimportable: bool = False
     hash: str = ""
     code: str = ""
@@ -46,15 +47,15 @@ class Compiled:
     compile_s: float = 0.0
 
 
-_ANSWERED = frozenset(f.name for f in fields(Compiled)) - {"compile_s"}
+_ANSWERED = frozenset(f.name for f in fields(Compiled)) - {"compile_s", "deadly"}
 
 
 def compile_in(child: Child, lowered: Lowered, target: Target, deadline_s: float) -> Compiled:
     """Compile one candidate in ``child``; every way to fail becomes a ``Compiled`` with a failure."""
     started = time.monotonic()
 
-    def failed(reason: str, transient: bool) -> Compiled:
-        return Compiled(failure=reason, transient=transient, compile_s=time.monotonic() - started)
+    def failed(reason: str, *, transient: bool = False, deadly: bool = True) -> Compiled:
+        return Compiled(reason, transient, deadly, compile_s=time.monotonic() - started)
 
     try:
         answer = child.ask({**asdict(lowered), "target": target}, deadline_s)
@@ -64,10 +65,10 @@ def compile_in(child: Child, lowered: Lowered, target: Target, deadline_s: float
         # The kernel kills for want of memory with SIGKILL; everything else is what the candidate did to its compiler.
         return failed(str(error.strerror), transient=error.errno == -signal.SIGKILL)
     except TypeError as error:
-        return failed(f"cannot be sent to a compile process: {error}", transient=False)
+        return failed(f"cannot be sent to a compile process: {error}", deadly=False)
     if not answer.keys() <= _ANSWERED:
         child.close()
-        return failed(f"the compiler answered {str(answer)[:80]}", transient=False)
+        return failed(f"the compiler answered {str(answer)[:80]}")
     return Compiled(**answer, compile_s=time.monotonic() - started)
 
 

@@ -87,15 +87,12 @@ class Tuning:
         self._budget = Budget(self.effort.budget_s, self.clock)
         at = self._size()
         model = self.platform.model(self.device)
-        self._effort = self.effort if model.backend != "interpreter" else self._reduced()
+        self._effort = self.effort if model.arch != "cpu" else self._reduced()
         self._report = Report(self.kernel, at, self.kernel.reference_config(at))
         found = space(self.plugins, self.platform.name, self.platform.launch_options, self.kernel, at, model)
         self._report.refused += found.refused
         self._bench = Bench(self.platform, self.kernel, at, self.device)
-        self._builder = Builder(
-            self.platform, self.pool, self.device, self.kernel, at, self.key, model, self._bench.sample_arguments(),
-            self._report, self._budget, self.progress,
-        )  # fmt: skip
+        self._builder = Builder(self._bench, self.pool, self.key, self._report, self._budget, self.progress)
         contenders = self._build(found)
         finalists = self._narrow(strategy, contenders)
         finalists, condition = self._race(finalists)
@@ -111,14 +108,12 @@ class Tuning:
         configs = [report.reference, *builder.untried(self._wanted(found))[: self._effort.candidates]]
         with builder.compiling(configs, self._effort.compile_deadline_s) as compiling:
             with report.timed("gate"):
-                self._gate = open_gate(self.plugins, self._bench, self._home.launch)
+                self._gate = open_gate(self.plugins, self._bench, self._home.bound)
                 self._gate.check_reference()
             with report.timed("compile"):
                 configs = builder.collect(compiling, configs, report.reference)
         with report.timed("check"):
-            contenders = builder.first_check(self._gate, configs)
-        builder.sample = ()
-        return contenders
+            return builder.first_check(self._gate, configs)
 
     def _narrow(self, strategy: StrategyRecord, contenders: Sequence[Contender]) -> list[Contender]:
         """Time everything roughly, and hold the leaders to the whole gate."""
@@ -130,6 +125,8 @@ class Tuning:
             finalists = self._search(strategy, contenders)
         report.tally = Tally(timed=len(contenders) + 1)
         self._builder.sift([contender for contender in contenders if contender.out])
+        with report.timed("compile"):
+            finalists = self._builder.precompile(self._gate, finalists, self._effort.compile_deadline_s)
         with report.timed("gate"):
             return self._builder.sift(self._examined(finalists))
 
@@ -143,6 +140,7 @@ class Tuning:
                 before = self.platform.condition(self.device)
                 racing = [contender for contender in finalists if not contender.out]
                 self._meter.race(self._home, racing, self._effort.rounds, self._kind)
+                self._require_reference()
                 condition = self.platform.condition(self.device)
                 report.reason = spoiled(before, condition, self._home.readings(self._kind), report.noise or Noise())
                 if not report.reason:
@@ -186,10 +184,14 @@ class Tuning:
         self._meter.rough([home], 5, 3)
         if not home.out:
             self._report.noise = self._meter.noise(home, min(self._effort.rounds, BLOCK_ROUNDS + 2), self._kind)
-        if home.out:
+        self._require_reference()
+
+    def _require_reference(self) -> None:
+        """Raise ``NotTunable`` where the reference failed, or left other bytes, while it was timed."""
+        if self._home.out:
             raise NotTunable(
                 f"{self.kernel} cannot be tuned: its reference cannot be timed",
-                why=str(home.refutation or home.failure),
+                why=str(self._home.refutation or self._home.failure),
             )
 
     def _search(self, strategy: StrategyRecord, contenders: Sequence[Contender]) -> list[Contender]:
@@ -208,7 +210,7 @@ class Tuning:
 
     def _examined(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
         """``contenders`` after the full quick gate, which says of those that did not pass why they are out."""
-        verdicts = self._gate.examine([contender.launch for contender in contenders])
+        verdicts = self._gate.examine([contender.bound for contender in contenders])
         for contender, verdict in zip(contenders, verdicts, strict=True):
             contender.failure = contender.launch.failure
             contender.refutation = None if contender.failure else verdict.refutation

@@ -30,11 +30,13 @@ from kalign_core.verifier.compare import as_integers
 if TYPE_CHECKING:
     from kalign_core.tuner.space import Order
     from kalign_core.verifier.bench import Bench
+    from kalign_core.verifier.bound import Bound
 
 MAX_COLD_SETS = 512
 TARGET_GRAPH_US = 600.0
 MAX_LAUNCHES = 256
 CHUNK = 64
+HOPELESS = 4.0  # times the fastest: more than a burst makes of a good one
 BLOCK_ROUNDS = 5
 # A median known to a quarter of a percent decides everything the promotion margin of two percent asks.
 PRECISE_SHARE = 0.0025
@@ -48,11 +50,13 @@ _ERROR_PER_MAD = 1.858
 class Contender:
     """One candidate in a race: its configuration, its launch and its readings in microseconds.
 
-    ``order`` sorts contenders of equal time. ``failure`` or ``refutation`` says why it is out.
+    ``bound`` is the launch as the gate takes it. ``order`` sorts contenders of equal time. ``failure`` or
+    ``refutation`` says why it is out.
     """
 
     config: Config
     launch: Guarded
+    bound: Bound
     order: Order
     rough_us: float = math.inf
     warm: list[float] = field(default_factory=list)
@@ -129,13 +133,21 @@ class Meter:
         return self._sets[:count]
 
     def rough(self, contenders: Sequence[Contender], launches: int, rounds: int) -> None:
-        """Set ``rough_us`` of each contender: the least of ``rounds`` interleaved readings of ``launches`` launches."""
+        """Set ``rough_us`` of each contender: the least of ``rounds`` interleaved readings of ``launches`` launches.
+
+        Who is many times slower than the fastest is read once.
+        """
         launches = 1 if self._bench.interpreted else launches
         for start in range(0, len(contenders), CHUNK):
             readings: dict[Contender, list[float]] = {}
             with self._ready(contenders[start : start + CHUNK], 1, launches) as samplers:
-                for _ in range(rounds):
-                    self._round(samplers, readings)
+                racing = dict(samplers)
+                for taken in range(rounds):
+                    if taken and self._pressed():
+                        break
+                    self._round(racing, readings)
+                    limit = HOPELESS * min(map(min, readings.values()), default=math.inf)
+                    racing = {c: s for c, s in racing.items() if min(readings.get(c, [0.0])) <= limit}
             for contender in samplers:
                 if contender in readings:
                     contender.rough_us = min(readings[contender])
@@ -144,7 +156,7 @@ class Meter:
 
     def noise(self, home: Contender, rounds: int, kind: str) -> Noise:
         """Measure the reference against itself."""
-        twins = [Contender(home.config, home.launch, home.order, home.rough_us) for _ in range(2)]
+        twins = [Contender(home.config, home.launch, home.bound, home.order, home.rough_us) for _ in range(2)]
         self._interleave(twins, kind, rounds)
         for twin in twins:
             home.failure = home.failure or twin.failure

@@ -6,6 +6,7 @@ once per case and shared by every candidate run on it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,10 @@ import torch
 
 from kalign_core.declare import OUTPUTS, Kernel, axis_size
 from kalign_core.errors import BadArgument, NotTunable
-from kalign_core.records import Argument, Case, Config, InputFamily, Problem
+from kalign_core.records import ITEM_BYTES, Argument, Case, Config, InputFamily, Problem
 from kalign_core.verifier.bound import Bound
 from kalign_core.verifier.compare import Buffer, copy_of, extent_of, imprint
 from kalign_core.verifier.flight import fly
-from kalign_core.verifier.inputs import TORCH_DTYPES
 from kalign_core.verifier.making import POISON, Maker, empty, row_numbers
 from kalign_core.verifier.variants import VARIANTS, resized, variant
 
@@ -34,10 +34,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The inputs of one case: what makes them those, the buffers, and their imprint before anything ran."""
+    """One input: what makes it that one, its buffer, and its imprint before anything ran."""
 
     identity: object
-    buffers: dict[str, Buffer]
+    buffer: Buffer
     imprint: torch.Tensor
 
 
@@ -51,9 +51,9 @@ class Bench:
         self.strict = strict
         self.interpreted = platform.model(device).backend == "interpreter"
         self.families: dict[str, InputFamily] = {}
-        self.torch_device = torch.device(platform.device_type, device if device >= 0 else None)
+        self.torch_device = torch.device(platform.device_type, *((device,) if device >= 0 else ()))
         self._maker = Maker(kernel, self.families, self.torch_device)
-        self._kept: _Kept | None = None
+        self._kept: dict[str, _Kept] = {}
         self._variants: dict[str, Problem | None] = {"": problem}
         self._problems: dict[object, Problem] = {}
 
@@ -69,6 +69,10 @@ class Bench:
     def has_variant(self, name: str) -> bool:
         """Whether the problem laid out as ``name`` says is another one; raises ``BadArgument`` for an unknown name."""
         return self._variant(name) is not None
+
+    def drop_variant(self, name: str) -> None:
+        """Do without the variant ``name``: the reference cannot be launched on it."""
+        self._variants[name] = None
 
     def problem_for(self, case: Case) -> Problem:
         """The bench's problem at the case's sizes and in its layout."""
@@ -92,6 +96,26 @@ class Bench:
         """Which row of the whole problem stands where: int32 ``(rows,)``, or None for a kernel without rows."""
         return row_numbers(self.kernel, self.problem, self.problem_for(case), case, self.torch_device)
 
+    @property
+    def growing(self) -> str:
+        """The dimension that a case may have less of: that of rows, else the first bucketed one, else none."""
+        return self.kernel.rows or next(iter(self.kernel.bucket), "")
+
+    def reduced(self, case: Case, elements: int) -> Case:
+        """``case`` on so many rows that no tensor has more than ``elements``, 64 at least; the first ones of the problem.
+
+        Most of what the gate looks for shows in any hundred rows, and making inputs is most of what it costs.
+        """
+        whole = dict(self.problem.dims).get(self.growing, 0)
+        rows = min(whole, max(64, elements // max(1, self._widest_row())))
+        return case if rows == whole else replace(case, dims=((self.growing, rows), *case.dims))
+
+    def _widest_row(self) -> int:
+        """Elements per row of the tensor that has most of them."""
+        sizes = {**dict(self.problem.dims), self.growing: 1}
+        shapes = [self.kernel.args[arg.name].shape for arg in self.problem.args if arg.is_tensor]
+        return max((math.prod(axis_size(a, sizes) for a in s) for s in shapes if self.growing in s), default=1)
+
     def bytes_per_set(self) -> int:
         """Bytes of one set of arguments, inputs and outputs."""
         return sum(self.bytes_of(self.problem, arg) for arg in self.problem.args if arg.is_tensor)
@@ -99,7 +123,7 @@ class Bench:
     def bytes_of(self, problem: Problem, arg: Argument) -> int:
         """Bytes that one tensor takes, gaps between its rows included."""
         shape = [axis_size(axis, dict(problem.dims)) for axis in self.kernel.args[arg.name].shape]
-        return extent_of(shape, arg.strides) * TORCH_DTYPES[arg.dtype].itemsize
+        return extent_of(shape, arg.strides) * ITEM_BYTES[arg.dtype]
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -116,24 +140,38 @@ class Bench:
     def inputs(self, case: Case) -> dict[str, Buffer]:
         """The input tensors of ``case``; the last case's are kept."""
         problem = self.problem_for(case)
-        wanted = [arg for arg in problem.args if arg.is_tensor and self.kernel.args[arg.name].kind not in OUTPUTS]
-        content = replace(case, check="", fill=0, repeats=1, variant="", how="", dims=())
-        identity = (content, problem.dims, tuple(wanted))
-        if self._kept is None or self._kept.identity != identity:
-            self.renew_inputs()  # frees the old ones before making new ones
-            numbers = self.row_numbers(case)
-            made = {arg.name: self._maker.input(case, problem, arg, numbers) for arg in wanted}
-            self._kept = _Kept(identity, made, imprint(list(made.values())))
-        return self._kept.buffers
+        args = [arg for arg in problem.args if arg.is_tensor and self.kernel.args[arg.name].kind not in OUTPUTS]
+        wanted = {arg: self._identity(case, problem, arg) for arg in args}
+        # Frees the old ones before making new ones.
+        self._kept = {a.name: self._kept[a.name] for a in args if self._is_kept(a.name, wanted[a])}
+        numbers = self.row_numbers(case) if len(self._kept) < len(args) else None
+        for arg, identity in wanted.items():
+            if arg.name not in self._kept:
+                made = self._maker.input(case, problem, arg, numbers)
+                self._kept[arg.name] = _Kept(identity, made, imprint([made]))
+        return {arg.name: self._kept[arg.name].buffer for arg in args}
+
+    def _is_kept(self, name: str, identity: object) -> bool:
+        return name in self._kept and self._kept[name].identity == identity
+
+    def _identity(self, case: Case, problem: Problem, arg: Argument) -> object:
+        """What an input's bytes depend on; moving rows leaves what has none alone."""
+        role = self.kernel.args[arg.name]
+        sizes = tuple(dict(problem.dims)[axis.partition("/")[0]] for axis in (*role.shape, *filter(None, [role.bound])))
+        moved = (case.shift, case.step, case.neighbours, case.kept) if self.kernel.rows in role.shape else ()
+        return (case.family, case.seed, arg, sizes, moved)
 
     def renew_inputs(self) -> None:
         """Forget the inputs that are kept."""
-        self._kept = None
+        self._kept = {}
 
     def changed_input(self, case: Case) -> str:
         """Name of an input of ``case`` that something wrote to since it was made, or an empty string."""
-        buffers, kept = self.inputs(case), self._kept
-        if kept is None or torch.equal(kept.imprint, imprint(list(buffers.values()))):
+        buffers = self.inputs(case)
+        if not buffers:
+            return ""
+        now = [imprint([buffer]) for buffer in buffers.values()]
+        if torch.equal(torch.cat([self._kept[name].imprint for name in buffers]), torch.cat(now)):
             return ""
         self.renew_inputs()
         fresh = self.inputs(case)
@@ -168,10 +206,8 @@ class Bench:
         case = Case("timing")
         tensors = {**self.inputs(case), **self.outputs(case)}
         self.renew_inputs()
-        sets = [self._assembled(self.problem, tensors)]
-        for _ in range(1, count):
-            sets.append(self._assembled(self.problem, {name: copy_of(buffer) for name, buffer in tensors.items()}))
-        return sets
+        copies = [{name: copy_of(buffer) for name, buffer in tensors.items()} for _ in range(1, count)]
+        return [self._assembled(self.problem, each) for each in (tensors, *copies)]
 
     def _assembled(self, problem: Problem, tensors: dict[str, Buffer]) -> tuple[Any, ...]:
         values: dict[str, Any] = {arg.name: arg.value for arg in problem.args}

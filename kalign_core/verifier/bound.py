@@ -22,42 +22,43 @@ Code = tuple[Lowered, tuple[tuple[str, int], ...]]
 class Bound:
     """``config`` of ``kernel`` as a launch on one bench; ``kernel`` is the bench's own unless said."""
 
-    def __init__(self, bench: Bench, config: Config, launch: Launch | None = None, kernel: Kernel | None = None) -> None:
-        self.config, self.kernel = config, kernel or bench.kernel
+    def __init__(
+        self, bench: Bench, config: Config, launch: Launch | None = None, kernel: Kernel | None = None
+    ) -> None:
+        self.config = config
+        self.kernel: Kernel | None = kernel or bench.kernel
         self._launch = launch
-        self._code: Code | None = None
         self._others: dict[Code, Launch] = {}
 
     def launch_for(self, bench: Bench, case: Case) -> Launch:
         """The launch that serves ``case``; raises ``CandidateFailed`` where there is none."""
+        kernel = self.kernel or bench.kernel
         if self._launch is None:
-            self._launch = self._bind(bench, bench.problem, Case("binding"))
-        problem = bench.problem_for(case)
-        if not case.variant and all(dim in self.kernel.bucket for dim, _ in case.dims):
+            self._launch = self._bind(bench, kernel, Case("binding"))
+        if not case.variant and all(dim in kernel.bucket for dim, _ in case.dims):
             return self._launch
-        if self._code is None:
-            self._code = self._code_for(bench.problem)
-        code = self._code_for(problem)
-        if code == self._code:
+        code = _code_for(kernel, bench.problem_for(case), self.config)
+        if code == _code_for(kernel, bench.problem, self.config):
             return self._launch
         if code not in self._others:
-            self._others[code] = self._bind(bench, problem, case)
+            self._others[code] = self._bind(bench, kernel, case)
         return self._others[code]
 
-    def _code_for(self, problem: Problem) -> Code:
-        """What decides compiled code and grid, bucketed sizes apart."""
-        fixed = tuple((dim, size) for dim, size in problem.dims if dim not in self.kernel.bucket)
-        return lower(self.kernel, problem, self.config), fixed
+    def _bind(self, bench: Bench, kernel: Kernel, case: Case) -> Launch:
+        return bench.platform.launcher(kernel, bench.problem_for(case), self.config, bench.sample_arguments(case))
 
-    def _bind(self, bench: Bench, problem: Problem, case: Case) -> Launch:
-        return bench.platform.launcher(self.kernel, problem, self.config, bench.sample_arguments(case))
+
+def _code_for(kernel: Kernel, problem: Problem, config: Config) -> Code:
+    """What decides compiled code and grid, bucketed sizes apart."""
+    fixed = tuple((dim, size) for dim, size in problem.dims if dim not in kernel.bucket)
+    return lower(kernel, problem, config), fixed
 
 
 class Fixed(Bound):
     """A launch that is no compiled kernel and serves every case itself: a library's routine, a model in a test."""
 
     def __init__(self, launch: Launch) -> None:
-        self.config, self._fixed = Config(), launch
+        self.config, self.kernel, self._fixed = Config(), None, launch
 
     def launch_for(self, bench: Bench, case: Case) -> Launch:
         return self._fixed

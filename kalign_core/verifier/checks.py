@@ -1,73 +1,190 @@
 """The core suite's checks: which cases each stage asks for. All are generators; the gate runs and compares.
 
-A case of a stage below 6 must show the same bytes under reference and candidate; on the batch axis the gate also holds
-the reference to its own rows. Quick suites run while tuning, strict ones from the command line.
+Candidate and reference must show the same bytes in every case; the gate also holds the reference to its own rows and to
+itself under other layouts. Quick suites run while tuning and ask only for what the code under test will serve; strict
+ones run from the command line, bind that code again for other layouts and widths, and take their time.
+
+``SUITE`` names the cases. It changes whenever a case, a family or what a digest covers changes, in whatever way:
+digests of two suites are never compared, and decisions taken under another suite are taken anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kalign_core.declare import OUTPUTS, cdiv
 from kalign_core.records import Case, Check
+from kalign_core.verifier.probes import ORDER_PROBE, PROBES, ROWS_PER_TREE
 
 if TYPE_CHECKING:
     from kalign_core.verifier.bench import Bench
 
-SUITE = "2026.1"
-DIGEST_FAMILIES = ("normals", "spread")
-# Stage 1 and the first byte check of a candidate: before anything is timed.
-AGREEMENT = Case("reference agrees with itself", family="spread", seed=1, repeats=3)
+SUITE = "2026.2"
+DIGEST_FAMILIES = ("normals", "spread", "cancelling", "order_probe")
+DIGEST_ELEMENTS = 1 << 20
+FILLS = (0xA5, 0x00, 0xFF)
+# The first byte check of a candidate: before anything is timed.
 ONE_CASE = Case("one case", family="spread", seed=1)
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+SHIFTS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 32, 64, 128, 256)
+MEMORY_SHARE = 0.8
 
 
 def fills(bench: Bench) -> Iterable[Case]:
     """Stage 2: the same inputs into memory filled one way and the other: a byte that follows the fill is unwritten."""
     for fill in (0x00, 0xFF):
-        yield Case("written bytes", family="normals", fill=fill)
+        yield Case("written bytes", fill=fill)
 
 
 def families(bench: Bench) -> Iterable[Case]:
-    """Stage 3: every input family."""
-    for name in bench.families:
-        yield Case("input families", family=name, seed=1)
+    """Stage 3: every input family; those that see order also on the wide output, where rounding hides nothing.
+
+    Few rows are few chances to see a rounding, so that they are asked for with more seeds.
+    """
+    wide = bench.has_variant("wide")
+    wanted, most = (64, 8) if bench.strict else (16, 4)
+    most = cdiv(most, 4) if bench.interpreted else most
+    rows = dict(bench.problem.dims).get(bench.kernel.rows or "", wanted)
+    for seed in range(1, 1 + min(cdiv(wanted, rows), most)):
+        for name, family in bench.families.items():
+            rounds = family.sees_order or name == "normals"
+            if name == ORDER_PROBE.name or (seed > 1 and not rounds):
+                continue
+            case = bench.reduced(Case("input families", family=name, seed=seed), _elements(bench))
+            yield case
+            if wide and rounds:
+                yield replace(case, variant="wide")
+
+
+def probes(bench: Bench) -> Iterable[Case]:
+    """Stage 4: order probes, read on the widest output; as many seeds as it takes to have all kinds of row."""
+    case = Case("order probes", family=ORDER_PROBE.name, variant="wide" if bench.has_variant("wide") else "")
+    case = bench.reduced(case, _elements(bench))
+    rows = dict(bench.problem_for(case).dims).get(bench.kernel.rows or "", len(PROBES))
+    if bench.strict:
+        count = min(max(cdiv(ROWS_PER_TREE * len(PROBES), rows), 2), 2 * len(PROBES))
+    else:
+        count = min(cdiv(2 * len(PROBES), rows), 2 if bench.interpreted else len(PROBES))
+    for seed in range(count):
+        yield replace(case, seed=seed)
+
+
+def _elements(bench: Bench) -> int:
+    """How large a tensor of a case may be that need not have the problem's size."""
+    return 1 << 23 if bench.strict else 1 << 21
 
 
 def batch(bench: Bench) -> Iterator[Case]:
-    """Stage 5: other row counts, rows elsewhere, rows in other company."""
-    dim = bench.kernel.rows
-    if dim is None:
+    """Stage 5: other sizes of the bucket, rows elsewhere and in other company; on the wide output and on the real one.
+
+    The wide output is looked at on fewer rows. Under an interpreter both are the same code, so that the quick suite has
+    the wide one do.
+    """
+    whole = dict(bench.problem.dims).get(bench.growing, 0)
+    few = dict(bench.problem_for(bench.reduced(Case(""), _elements(bench))).dims).get(bench.growing, 0)
+    spans = [("wide", few)] if bench.has_variant("wide") else []
+    if not spans or bench.strict or not bench.interpreted:
+        spans.append(("", whole))
+    for variant, span in spans:
+        for case in (*_sizes(bench, span), *_places(bench, span if bench.strict else few)):
+            yield replace(case, family="spread", variant=variant)
+
+
+def _sizes(bench: Bench, span: int) -> Iterator[Case]:
+    """Every bucketed size at others of its bucket, the growing one up to ``span``."""
+    kernel, sizes = bench.kernel, dict(bench.problem.dims)
+    for dim in dict.fromkeys((*filter(None, (bench.growing,)), *kernel.bucket)):
+        top = span if dim == bench.growing else sizes[dim]
+        for count in _counts(top, bench.strict):
+            yield Case("batch axis", dims=((dim, count),), shift=top // 3 if dim == kernel.rows else 0)
+
+
+def _places(bench: Bench, span: int) -> Iterator[Case]:
+    """The first ``span`` rows moved, and rows that keep their bytes while all others change.
+
+    Neighbours of zero are padding on both sides.
+    """
+    rows = bench.kernel.rows
+    if rows is None or span < 2:
         return
-    whole = dict(bench.problem.dims)[dim]
-    name = "batch axis"
-    for count in _row_counts(whole, bench.strict):
-        yield Case(name, dims=((dim, count),), shift=whole // 3)
-    yield Case(name, reverse=True)
-    yield Case(name, shift=1)
-    kept = tuple(sorted({0, whole // 2, whole - 1}))
+    here = () if span == dict(bench.problem.dims)[rows] else ((rows, span),)
+    plain, ends = Case("batch axis", dims=here), tuple(sorted({0, span // 2, span - 1}))
+    yield replace(plain, shift=span - 1, step=-1)
+    for shift in SHIFTS if bench.strict else SHIFTS[:1]:
+        if shift < span:
+            yield replace(plain, shift=shift)
     for company in ("nan", "inf", "huge", "reseeded") if bench.strict else ("nan", "reseeded"):
-        if whole > 1:
-            yield Case(name, neighbours=company, kept=kept)
+        yield replace(plain, neighbours=company, kept=ends)
+    if bench.strict:
+        yield replace(plain, shift=1, step=_scattering(dict(bench.problem.dims)[rows]))
+        yield replace(plain, neighbours="zero", kept=(span // 2,))
+        tile = tuple(row for row in (1, 15, 16, 17, 31, 32, 63, 64) if row < span)
+        for company in ("nan", "huge"):
+            yield replace(plain, neighbours=company, kept=tile)
 
 
-def _row_counts(whole: int, strict: bool) -> list[int]:
-    """Row counts up to ``whole``, the bucket's edge: both sides of every tile edge, or the few that find most."""
+def _counts(whole: int, strict: bool) -> list[int]:
+    """Sizes beside ``whole``, the bucket's edge: both sides of every tile edge, or the few that find most."""
     counts = {1, 17, whole // 2 + 1, whole - 1}
     if strict:
         counts |= {*EDGES, whole // 2, whole // 2 - 1}
-    return sorted(n for n in counts if 0 < n < whole)
+    found = sorted(n for n in counts if 0 < n < whole)
+    # One size behind the edge belongs to another bucket, whose rows have the same bits all the same.
+    return [*found, whole + 1] if strict else found
+
+
+def _scattering(whole: int) -> int:
+    """A step coprime to ``whole``, which visits every row once and puts neighbours far apart."""
+    return next(step for step in range(int(whole * 0.618) + 1, 2 * whole + 2) if math.gcd(step, whole) == 1)
+
+
+def layouts(bench: Bench) -> Iterator[Case]:
+    """Stage 6: rows further apart, and under strict alignment, order of axes, widths and offsets past 2**31."""
+    wanted = ("padded", "uneven", "unaligned", "transposed") if bench.strict else ("padded",)
+    for variant in wanted:
+        if bench.has_variant(variant):
+            case = Case("layout", family="spread", seed=3, variant=variant)
+            yield case if bench.strict else bench.reduced(case, _elements(bench))
+    if not bench.strict:
+        return
+    for dim, size in bench.problem.dims:
+        if dim in bench.kernel.bucket:
+            continue
+        for width in sorted({1, size - 1, size * 3 // 4}):
+            if 0 < width < size:
+                yield Case("layout", family="spread", seed=4, dims=((dim, width),))
+        if size > 2:
+            yield Case("layout", family="spread", seed=4, dims=((dim, size - 1),), variant="unaligned")
+    if not bench.interpreted and bench.has_variant("far") and _fits(bench):
+        yield Case("layout", family="spread", seed=3, variant="far")
+
+
+def _fits(bench: Bench) -> bool:
+    """Whether inputs, two sets of outputs and what comparing takes fit beside what is on the device already."""
+    free = bench.platform.free_bytes(bench.device)
+    problem = bench.problem_for(Case("layout", variant="far"))
+    sizes = {arg.name: bench.bytes_of(problem, arg) for arg in problem.args if arg.is_tensor}
+    outputs = [size for name, size in sizes.items() if bench.kernel.args[name].kind in OUTPUTS]
+    return free is not None and sum(sizes.values()) + sum(outputs) + max(outputs, default=0) < MEMORY_SHARE * free
 
 
 def repeats(bench: Bench) -> Iterable[Case]:
-    """Stage 7: the same case again and again, for races; an interpreter has none."""
-    if not bench.interpreted:
-        yield Case("repeats", family="spread", seed=2, repeats=64 if bench.strict else 16)
+    """Stage 7: one case again and again, plainly, from a graph and in company, for races; an interpreter has none."""
+    if bench.interpreted:
+        return
+    many = 4 if bench.strict else 1
+    for how, count in (("", 12), ("graph", 2), ("stream", 2)):
+        yield Case("repeats", family="spread", seed=2, repeats=many * count, how=how)
 
 
 CORE_CHECKS: tuple[Check, ...] = (
     Check("written bytes", 2, fills),
     Check("input families", 3, families),
+    Check("order probes", 4, probes),
     Check("batch axis", 5, batch),
+    Check("layout", 6, layouts),
     Check("repeats", 7, repeats),
 )

@@ -17,7 +17,7 @@ from kalign_core.records import Refutation
 from kalign_core.verifier.inputs import INTEGERS
 
 GUARD_BYTES = 512
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 _WORDS_AT_ONCE = 1 << 27
 _FOLD = 4096
 
@@ -43,13 +43,14 @@ def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def allocate(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, aligned: bool, fill: int
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device, *, aligned: bool, fill: int
 ) -> Buffer:
     """A strided tensor between guard bands, all bytes ``fill``; ``aligned=False`` moves its base by one element."""
     extent = max(extent_of(shape, strides), 1)
     offset = GUARD_BYTES + (0 if aligned else dtype.itemsize)
     total = -(-(offset + extent * dtype.itemsize + GUARD_BYTES) // 16) * 16
-    flat = torch.full((total,), fill, dtype=torch.uint8, device=device)
+    # Filled four bytes at a time: devices write words faster.
+    flat = torch.full((total // 4,), _repeated(fill, 4), dtype=torch.int32, device=device).view(torch.uint8)
     inner = flat[offset : offset + extent * dtype.itemsize].view(dtype)
     return Buffer(flat, torch.as_strided(inner, shape, strides))
 
@@ -63,7 +64,7 @@ def copy_of(buffer: Buffer) -> Buffer:
 
 
 def first_unlike(ours: Sequence[Buffer], theirs: Sequence[Buffer]) -> int | None:
-    """Number of the first pair of buffers whose bytes differ anywhere, guard bands and gaps included; None if all agree."""
+    """Number of the first pair whose bytes differ anywhere, guard bands and gaps included; None if all agree."""
     if all(buffer.flat.device.type == "cpu" for buffer in ours):
         answers = [not torch.equal(a.words, b.words) for a, b in zip(ours, theirs, strict=True)]
     else:
@@ -85,7 +86,7 @@ def untouched(buffer: Buffer, fill: int) -> bool:
     """Whether all bytes outside the tensor's elements, gaps between rows included, still hold ``fill``."""
     rest = copy_of(buffer)
     as_integers(rest.view).fill_(_repeated(fill, buffer.view.element_size()))
-    return bool((rest.flat == fill).all())
+    return bool((rest.words == _repeated(fill, 4)).all())
 
 
 def follows(view: torch.Tensor, fill: int) -> torch.Tensor:
@@ -117,7 +118,7 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def first_difference(check: str, argument: str, reference: Buffer, candidate: Buffer) -> Refutation:
-    """A refutation that names the first differing element of ``argument``, or says that only its surroundings differ."""
+    """A refutation naming the first differing element of ``argument``, or saying that only its surroundings differ."""
     ours, theirs = as_integers(reference.view), as_integers(candidate.view)
     differing = (ours != theirs).contiguous()
     count = int(differing.sum())

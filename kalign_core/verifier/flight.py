@@ -39,7 +39,8 @@ def fly(platform: Platform, device: int, launch: Launch, args: Sequence[Any], ho
 
 def _beside_others(device: int, launch: Launch, args: Sequence[Any]) -> None:
     """Launch on a stream of its own while copies keep the current one busy. torch calls every vendor's streams cuda."""
-    here, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    here = torch.cuda.current_stream(device)
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     side.wait_stream(here)
     company = torch.empty((2, _COMPANY_WORDS), dtype=torch.int32, device=torch.device("cuda", device))
     for copy in range(_COMPANY_COPIES):

@@ -6,216 +6,254 @@ and memory holds one case at a time. Testing refutes, it does not prove: what su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kalign_core.errors import CandidateFailed, NotTunable
-from kalign_core.records import ITEM_BYTES, Case, Check, Refutation, Verdict
+from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
+from kalign_core.isolate import Outcome, attempt
+from kalign_core.records import ITEM_BYTES, Case, Check, InputFamily, Refutation, Verdict
 from kalign_core.verifier.bench import Bench, Run
-from kalign_core.verifier.checks import AGREEMENT, CORE_CHECKS, DIGEST_FAMILIES, ONE_CASE, SUITE, batch
-from kalign_core.verifier.compare import digest, first_difference, guards_hold, same_bytes
+from kalign_core.verifier.bound import Bound
+from kalign_core.verifier.checks import CORE_CHECKS, ONE_CASE, SUITE
+from kalign_core.verifier.compare import first_difference, first_unlike
+from kalign_core.verifier.flight import random_states
+from kalign_core.verifier.inputs import CORE_FAMILIES
+from kalign_core.verifier.probes import ORDER_PROBE
+from kalign_core.verifier.reference import Reference, describe
+from kalign_core.verifier.repeat import command
 
 if TYPE_CHECKING:
-    from kalign_core.hal.base import Launch
     from kalign_core.plugins import Plugins
+
+_CASES_PER_CHECK = 10_000
 
 
 @dataclass
 class Suspect:
-    """One candidate before the gate: its launch, and the refutation once there is one."""
+    """One candidate before the gate, and the refutation once there is one.
 
-    launch: Launch
+    ``skipped`` names cases whose code could not be launched: no evidence for it and none against.
+    """
+
+    bound: Bound
     refutation: Refutation | None = None
     cases: int = 0
+    skipped: list[str] = field(default_factory=list)
 
 
-@dataclass
 class Gate:
-    """The suite that candidates of one kernel and problem have to survive on one device."""
+    """The suite that candidates of one kernel and problem have to survive on one device.
 
-    bench: Bench
-    reference: Launch
-    checks: Sequence[Check]
-    broken: str = ""
-    digests: tuple[str, ...] = field(default=())
+    ``broken`` says why the suite is none, empty where it is one; a broken suite refutes everything.
+    """
+
+    def __init__(self, bench: Bench, reference: Bound, checks: Iterable[Check], broken: str = "") -> None:
+        self.bench, self.broken = bench, broken
+        self.reference = Reference(bench, reference)
+        self.checks = sorted(checks, key=lambda check: check.stage)
+        self.digests: tuple[str, ...] = ()
 
     @property
     def observable(self) -> str:
         """The widest dtype among the outputs compared."""
-        dtypes = [self.bench.problem.dtype(name) for name in self.bench.kernel.outputs()]
+        problem = self.bench.problem_for(Case("", variant="wide" if self.bench.has_variant("wide") else ""))
+        dtypes = [problem.dtype(name) for name in self.bench.kernel.outputs()]
         return max((d for d in dtypes if d != "none"), key=lambda d: ITEM_BYTES[d], default="none")
-
-    # --- the reference --------------------------------------------------------------------------------------------
 
     def check_reference(self) -> None:
         """Stage 1, and what the kernel promises of itself; raises ``NotTunable`` with the reason.
 
-        Repeated runs agree, inputs and guard bands are left alone, and a row's bytes are the same alone, elsewhere
-        and in other company. Records the digests of the core cases.
+        Records the digests of the core cases.
         """
-        case = AGREEMENT
-        before = {name: buffer.flat.clone() for name, buffer in self.bench.inputs(case).items()}
-        first = self.bench.run(self.reference, case)
-        for _ in range(case.repeats):
-            self._require(_differs(case, first, self.bench.run(self.reference, case)), "two runs of it disagree")
-        for name, flat in before.items():
-            if not torch.equal(flat, self.bench.inputs(case)[name].flat):
-                raise NotTunable(
-                    f"{self.bench.kernel} writes to {name}, which is declared as an input",
-                    fix=f"declare {name} as written(...) or accumulated(...)",
-                )
-        for name, buffer in first.outputs.items():
-            if not guards_hold(buffer, case.fill) and self.bench.kernel.args[name].kind != "accumulated":
-                raise NotTunable(f"{self.bench.kernel} writes outside {name}")
-        self._check_rows()
-        self.digests = tuple(self._digests())
+        try:
+            self.reference.check()
+            self.digests = self.reference.digests()
+        except CandidateFailed as error:
+            raise NotTunable(f"the reference of {self.bench.kernel} cannot be launched: {error.what}") from error
+        except torch.OutOfMemoryError as error:
+            raise self._no_memory() from error
 
-    def _check_rows(self) -> None:
-        """The reference's own rows on the batch axis, against the rows of the whole problem."""
-        dim = self.bench.kernel.rows
-        if dim is None:
-            return
-        whole = Case("batch axis")
-        base = self.bench.run(self.reference, whole)
-        for case in batch(self.bench):
-            run = self.bench.run(self.reference, case)
-            for name, buffer in run.outputs.items():
-                axis = _row_axis(self.bench, name)
-                if axis is None or self.bench.kernel.args[name].kind == "accumulated":
-                    continue
-                numbers = self.bench.row_numbers(case)
-                assert numbers is not None  # the kernel has rows
-                here, there = buffer.view.movedim(axis, 0), base.outputs[name].view.movedim(axis, 0)
-                kept = torch.arange(len(numbers), device=numbers.device)
-                if case.neighbours:
-                    kept = torch.tensor(case.kept, device=numbers.device)
-                ours = here[kept].contiguous().view(torch.uint8)
-                if not torch.equal(ours, there[numbers[kept].long()].contiguous().view(torch.uint8)):
-                    raise NotTunable(
-                        f"{self.bench.kernel}: rows of {name} depend on their batch ({_describe(case)})",
-                        why="a row's bits must not depend on how many rows there are, where it stands or beside what",
-                    )
-
-    def _digests(self) -> Iterator[str]:
-        for family in DIGEST_FAMILIES:
-            if family in self.bench.families:  # a kernel may have no floating-point input
-                run = self.bench.run(self.reference, Case("digest", family=family, seed=1))
-                yield f"{family}={digest([buffer.view for buffer in run.outputs.values()])}"
-
-    def _require(self, difference: Refutation | None, why: str) -> None:
-        if difference is not None:
-            raise NotTunable(f"{self.bench.kernel} cannot be tuned: {why}", why=str(difference))
-
-    # --- candidates -----------------------------------------------------------------------------------------------
-
-    def one_case(self, launch: Launch) -> Refutation | None:
+    def one_case(self, bound: Bound) -> Refutation | None:
         """A first byte check of a few milliseconds; nothing is timed that has not passed it."""
-        suspect = Suspect(launch)
-        self._try([suspect], ONE_CASE)
+        return self.run_case(bound, ONE_CASE)
+
+    def run_case(self, bound: Bound, case: Case) -> Refutation | None:
+        """Hold one candidate to one case."""
+        suspect = self._suspect(bound)
+        if suspect.refutation is None:
+            self._try([suspect], case)
         return suspect.refutation
 
-    def examine(self, launches: Sequence[Launch]) -> list[Verdict]:
-        """Run the whole suite on ``launches`` side by side; one verdict each, in order."""
-        suspects = [Suspect(launch) for launch in launches]
-        if self.broken:
-            for suspect in suspects:
-                suspect.refutation = Refutation("suite", self.broken)
+    def examine(self, bounds: Sequence[Bound]) -> list[Verdict]:
+        """Run the whole suite on candidates side by side; one verdict each, in order."""
+        suspects = [self._suspect(bound) for bound in bounds]
         for check in self.checks:
             self._run_check(check, suspects)
         return [self._verdict(suspect) for suspect in suspects]
 
-    def _run_check(self, check: Check, suspects: Sequence[Suspect]) -> None:
-        try:
-            for case in check.cases(self.bench):
-                alive = [s for s in suspects if s.refutation is None]
-                if not alive:
-                    return
-                self._try(alive, case)
-        except (NotTunable, TypeError, ValueError, LookupError, AttributeError) as error:
-            for suspect in suspects:
-                suspect.refutation = suspect.refutation or Refutation(check.name, f"the check raised {error!r}")
-
-    def _try(self, suspects: Sequence[Suspect], case: Case) -> None:
-        expected = self.bench.run(self.reference, case)
-        for suspect in suspects:
-            suspect.cases += 1
-            for _ in range(case.repeats):
-                suspect.refutation = self._once(suspect.launch, case, expected)
-                if suspect.refutation is not None:
-                    break
-
-    def _once(self, launch: Launch, case: Case, expected: Run) -> Refutation | None:
-        try:
-            return _differs(case, expected, self.bench.run(launch, case))
-        except CandidateFailed as error:
-            return Refutation(case.check, f"failed to launch: {error.what}", family=case.family, seed=case.seed)
+    def _suspect(self, bound: Bound) -> Suspect:
+        return Suspect(bound, Refutation("suite", self.broken) if self.broken else None)
 
     def _verdict(self, suspect: Suspect) -> Verdict:
-        state = "not refuted" if suspect.refutation is None else "refuted"
         return Verdict(
-            state,  # type: ignore[arg-type]  # mypy widens the conditional to str
+            "refuted" if suspect.refutation else "not refuted",
             suite=SUITE,
             cases=suspect.cases,
             observable=self.observable,
             digests=self.digests,
             refutation=suspect.refutation,
+            skipped=tuple(dict.fromkeys(suspect.skipped)),
+        )
+
+    # --- one check, one case, one run -----------------------------------------------------------------------------
+
+    def _run_check(self, check: Check, suspects: Sequence[Suspect]) -> None:
+        """Run a check's cases; one that raises, or gives something else than cases, refutes."""
+        if not _alive(suspects):
+            return
+        asked = attempt(lambda: list(itertools.islice(check.cases(self.bench), _CASES_PER_CHECK)))
+        cases = asked.value or []
+        wrong = next((case for case in cases if not isinstance(case, Case)), None)
+        if asked.error is not None or wrong is not None:
+            reason = f"the check raised {asked.reason}" if asked.error else f"the check gave {wrong!r}, no case"
+            _refute(suspects, Refutation(check.name, reason))
+        for case in cases:
+            if _alive(suspects):
+                self._try(_alive(suspects), case)
+
+    def _try(self, suspects: Sequence[Suspect], case: Case) -> None:
+        """Run the reference and every suspect on ``case``."""
+        made = attempt(self.bench.inputs, case)
+        if made.error is not None:
+            _refute(suspects, self._unmade(case, made))
+            return
+        try:
+            expected = self.reference.run(case)
+        except CandidateFailed as error:
+            if not self._needs_other_code(case):
+                what = f"the reference of {self.bench.kernel} fails on {describe(case)}: {error.what}"
+                raise NotTunable(what) from error
+            for suspect in suspects:
+                suspect.skipped.append(describe(case))
+            return
+        except torch.OutOfMemoryError as error:
+            raise self._no_memory() from error
+        for suspect in suspects:
+            suspect.cases += 1
+            suspect.refutation = self._run(suspect, case, expected)
+
+    def _run(self, suspect: Suspect, case: Case, expected: Run) -> Refutation | None:
+        """Run one suspect as often as ``case`` says and give what refutes it."""
+        states = random_states(self.bench.torch_device)
+        found = None
+        for _ in range(case.repeats):
+            found = found or self._once(suspect, case, expected)
+        changed = self.bench.changed_input(case)
+        if found is None and changed:
+            found = Refutation(case.check, "writes to an input", argument=changed)
+        if found is None and not all(map(torch.equal, states, random_states(self.bench.torch_device))):
+            found = Refutation(case.check, "draws from torch's random numbers")
+        return None if found is None else self._signed(found, suspect.bound, case)
+
+    def _once(self, suspect: Suspect, case: Case, expected: Run) -> Refutation | None:
+        try:
+            got = self.bench.run(suspect.bound.launch_for(self.bench, case), case)
+            number = first_unlike(list(expected.outputs.values()), list(got.outputs.values()))
+        except CandidateFailed as error:
+            if self._needs_other_code(case):
+                suspect.skipped.append(describe(case))
+                return None
+            return Refutation(case.check, f"failed to launch: {error.what}")
+        except (NotTunable, DeviceLost):
+            raise
+        except torch.OutOfMemoryError as error:
+            raise self._no_memory() from error
+        except RuntimeError as error:
+            self.bench.platform.synchronize(self.bench.device)  # raises DeviceLost where the error stays
+            return Refutation(case.check, f"failed to launch: {str(error).splitlines()[0] if str(error) else error!r}")
+        if number is None:
+            return None
+        name = list(expected.outputs)[number]
+        return first_difference(case.check, name, expected.outputs[name], got.outputs[name])
+
+    def _signed(self, found: Refutation, bound: Bound, case: Case) -> Refutation:
+        """``found`` with what it takes to see it again."""
+        bench = self.bench
+        again = command(bench.kernel, bench.problem, bound.kernel, bound.config, case, bench.device)
+        reason = f"{found.reason} ({describe(case)})"
+        return replace(found, family=case.family, seed=case.seed, reason=reason, repeat=again)
+
+    def _needs_other_code(self, case: Case) -> bool:
+        return bool(case.variant) or any(dim not in self.bench.kernel.bucket for dim, _ in case.dims)
+
+    def _unmade(self, case: Case, made: Outcome) -> Refutation:
+        """What it means that a case's inputs could not be made; raises where that is no fault of the case."""
+        if isinstance(made.error, torch.OutOfMemoryError):
+            raise self._no_memory() from made.error
+        self.bench.platform.synchronize(self.bench.device)
+        return Refutation(case.check, f"making its inputs raised {made.reason}", family=case.family, seed=case.seed)
+
+    def _no_memory(self) -> NotTunable:
+        self.bench.renew_inputs()
+        return NotTunable(
+            f"{self.bench.kernel}: the device has not the memory to check candidates",
+            why=f"inputs and two sets of outputs take up to {2 * self.bench.bytes_per_set()} bytes",
         )
 
 
-def _differs(case: Case, expected: Run, got: Run) -> Refutation | None:
-    for name, buffer in expected.outputs.items():
-        if not same_bytes(buffer, got.outputs[name]):
-            found = first_difference(case.check, name, buffer, got.outputs[name])
-            return replace(found, family=case.family, seed=case.seed, reason=f"{found.reason} ({_describe(case)})")
-    return None
+def _alive(suspects: Sequence[Suspect]) -> list[Suspect]:
+    return [suspect for suspect in suspects if suspect.refutation is None]
 
 
-def _row_axis(bench: Bench, name: str) -> int | None:
-    shape = bench.kernel.args[name].shape
-    return shape.index(bench.kernel.rows) if bench.kernel.rows in shape else None
+def _refute(suspects: Sequence[Suspect], refutation: Refutation) -> None:
+    for suspect in _alive(suspects):
+        suspect.refutation = refutation
 
 
-def _describe(case: Case) -> str:
-    parts = [f"{dim}={size}" for dim, size in case.dims]
-    if case.shift:
-        parts.append(f"rows shifted by {case.shift}")
-    if case.reverse:
-        parts.append("rows reversed")
-    if case.neighbours:
-        parts.append(f"{case.neighbours} neighbours")
-    if case.repeats > 1:
-        parts.append(f"{case.repeats} runs")
-    return ", ".join(parts) or f"{case.family} inputs"
-
-
-def open_gate(plugins: Plugins, bench: Bench, reference: Launch) -> Gate:
+def open_gate(plugins: Plugins, bench: Bench, reference: Bound) -> Gate:
     """The gate for one bench: the core suite and whatever plugins add.
 
-    A plugin that raises, or a core suite that is missing, refutes every candidate: silence must not pass for evidence.
+    A plugin that raises, gives something else or takes a name of the core's, and a suite without the core's or that
+    lets a known bad kernel pass, refutes every candidate: silence must not pass for evidence.
     """
+    from kalign_core.verifier.selftest import blind_spot  # which opens gates itself
+
     model = bench.platform.model(bench.device)
-    checks: list[Check] = []
-    broken = ""
-    asked = {
-        "kalign_inputs": {"kernel": bench.kernel, "problem": bench.problem, "model": model},
-        "kalign_checks": {"kernel": bench.kernel, "problem": bench.problem},
-    }
-    for hook, arguments in asked.items():
-        for answer in plugins.ask(hook, **arguments):
-            if answer.error is not None:
-                broken = f"plugin {answer.plugin} raised {answer.error!r} in {hook}"
-            elif hook == "kalign_inputs":
-                for family in _records(answer.value):
-                    bench.families.setdefault(family.name, family)
-            else:
-                checks += _records(answer.value)
-    if not {check.name for check in CORE_CHECKS} <= {check.name for check in checks}:
-        broken = "the core suite is missing"
-    return Gate(bench, reference, sorted(checks, key=lambda check: check.stage), broken)
+    kernel, problem = bench.kernel, bench.problem
+    faults: list[str] = []
+    families = _gathered(plugins, "kalign_inputs", InputFamily, faults, kernel=kernel, problem=problem, model=model)
+    checks = _gathered(plugins, "kalign_checks", Check, faults, kernel=kernel, problem=problem)
+    bench.families.clear()
+    for plugin, family in families:
+        if family.name in bench.families:
+            faults.append(f"plugin {plugin} redefines the input family {family.name!r}")
+        bench.families.setdefault(family.name, family)
+    missing = {c.name for c in CORE_CHECKS} - {c.name for _, c in checks}
+    missing |= {f.name for f in (*CORE_FAMILIES, ORDER_PROBE)} - set(bench.families)
+    if missing:
+        faults.append(f"the core suite is missing: {', '.join(sorted(missing))}")
+    suite = [check for _, check in checks]
+    dtypes = sorted({arg.dtype for arg in problem.args if arg.is_tensor and kernel.args[arg.name].kind == "data"})
+    if not faults:
+        faults += filter(None, [blind_spot(suite, bench.families, dtypes)])
+    return Gate(bench, reference, suite, faults[0] if faults else "")
 
 
-def _records(value: object) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else []
+def _gathered(plugins: Plugins, hook: str, kind: type, faults: list[str], **asked: Any) -> list[tuple[str, Any]]:
+    """What plugins give for ``hook``, each with its plugin; what is wrong with an answer goes to ``faults``."""
+    found: list[tuple[str, Any]] = []
+    for answer in plugins.ask(hook, **asked):
+        if answer.error is not None:
+            faults.append(f"plugin {answer.plugin} raised {answer.error!r} in {hook}")
+            continue
+        values = answer.value if isinstance(answer.value, (list, tuple)) else [answer.value]
+        for value in values:
+            if isinstance(value, kind):
+                found.append((answer.plugin, value))
+            elif answer.value is not None:
+                faults.append(f"plugin {answer.plugin} gave {value!r} in {hook}, not {kind.__name__}")
+    return found

@@ -17,7 +17,7 @@ import torch
 
 from kalign_core.records import DTYPES, InputFamily
 
-TORCH_DTYPES = {short: getattr(torch, name) for name, short in DTYPES.items()}
+TORCH_DTYPES: dict[str, torch.dtype] = {short: getattr(torch, name) for name, short in DTYPES.items()}
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Tensor = torch.Tensor
 _SIGN = -(1 << 31)
@@ -84,7 +84,7 @@ def signed(value: int) -> int:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit finaliser with the constants of C. Wellons' low-bias search (nullprogram.com, 2018); overwrites ``x``."""
+    """A 32-bit finaliser, constants of C. Wellons' low-bias search (nullprogram.com, 2018); overwrites ``x``."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= signed(0x7FEB352D)
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
@@ -106,10 +106,14 @@ def nan_of(dtype: str, seed: int) -> int:
 
 
 def normals(request: Request) -> Tensor:
-    """Nearly normal numbers of variance one: four 16-bit uniforms added, exact in float32 before the rounding."""
+    """Nearly normal numbers of variance one: four 16-bit uniforms added, six more bits below, scaled in float32.
+
+    The bits below fill float32's mantissa; without them most sums in float32 would be exact and show no order.
+    """
     first, second = request.hash(0), request.hash(1)
     total = (first & 0xFFFF) + ((first >> 16) & 0xFFFF) + (second & 0xFFFF) + ((second >> 16) & 0xFFFF)
-    return ((total - 131070).to(torch.float32) * (1.75 / 65536)).to(request.torch_dtype)
+    below = ((first ^ second) * signed(0x9E3779B1) >> 26) & 63
+    return (((total - 131070) * 64 + below).to(torch.float32) * (1.75 / (65536 * 64))).to(request.torch_dtype)
 
 
 def spread(request: Request) -> Tensor:
@@ -155,7 +159,9 @@ def signed_zeros(request: Request) -> Tensor:
 
 
 def subnormals(request: Request) -> Tensor:
-    """The smallest numbers the dtype has, both signs."""
+    """The smallest numbers the dtype has, both signs; further operands are normals, so that products stay as small."""
+    if request.operand:
+        return normals(request)
     noise = request.hash(7)
     if request.dtype in ("bf16", "fp16"):
         mantissa = 0x7F if request.dtype == "bf16" else 0x3FF
@@ -191,7 +197,7 @@ def integers(request: Request, bound: int) -> Tensor:
 
 
 CORE_FAMILIES: tuple[InputFamily, ...] = (
-    InputFamily("normals", normals, sees_order=True),
+    InputFamily("normals", normals),
     InputFamily("spread", spread, sees_order=True),
     InputFamily("cancelling", cancelling, sees_order=True),
     InputFamily("swallowing", swallowing, sees_order=True),

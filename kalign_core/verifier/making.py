@@ -18,11 +18,11 @@ from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
 
 POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
-_BLOCK_ELEMENTS = 1 << 22
+_BLOCK_ELEMENTS = 1 << 20  # a block and its temporaries take about 30 MB
 
 
 def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, device: torch.device) -> torch.Tensor | None:
-    """Which row of the problem ``whole`` stands where in ``here``: int32 ``(rows,)``; None for a kernel without rows."""
+    """Which row of the problem ``whole`` stands where in ``here``: int32 ``(rows,)``; None where there are no rows."""
     if kernel.rows is None:
         return None
     rows, present = dict(whole.dims)[kernel.rows], dict(here.dims)[kernel.rows]

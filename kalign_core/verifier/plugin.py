@@ -18,8 +18,9 @@ KALIGN_API = 1
 def kalign_inputs() -> Iterable[InputFamily]:
     """The core input families."""
     from kalign_core.verifier.inputs import CORE_FAMILIES
+    from kalign_core.verifier.probes import ORDER_PROBE
 
-    return CORE_FAMILIES
+    return (*CORE_FAMILIES, ORDER_PROBE)
 
 
 @hookimpl(any_platform=True)

@@ -35,7 +35,7 @@ def order_probe(request: Request) -> Tensor:
 
 
 def anchors(request: Request) -> tuple[Tensor, Tensor]:
-    """Where +M and -M stand in each row: ``i`` from the hash, ``j = i xor 2**b`` with b going round; int32 ``(r 1)``."""
+    """Where +M and -M stand in each row: i from the hash, j = i xor 2**b with b going round; int32 ``(r 1)``."""
     length = request.length or request.columns
     levels = max(1, (length - 1).bit_length())
     first = (request.row_hash(11) & 0x7FFFFFFF) % length
@@ -68,10 +68,17 @@ def square(request: Request) -> Tensor:
 
 
 def exponential(request: Request) -> Tensor:
-    """One 0 and elsewhere logarithms of half a unit in its last place: for sums of exponentials."""
+    """For sums of exponentials: one 0, about eight logarithms near it, all others of half a unit in its last place.
+
+    The sum stays so small that its logarithm still shows every bit, and its running maximum rises several times.
+    """
+    noise = request.hash(14)
     first, second = anchors(request)
     along = request.along()[None, :]
-    values = ones(request) * _BELOW
+    low = _BELOW + 0.125 * ((noise & 15) - 8).float()
+    high = ((noise >> 4) & 0xFF).float() / -128
+    share = min(65536, 8 * 65536 // max(request.length or request.columns, 1))
+    values = torch.where(((noise >> 12) & 0xFFFF) < share, high, low)
     return values.masked_fill_(along == second, _BELOW / 2).masked_fill_(along == first, 0.0)
 
 

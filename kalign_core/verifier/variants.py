@@ -74,7 +74,7 @@ def dense_problem(
 
 
 def _consistent(kernel: Kernel, sizes: Mapping[str, int], args: tuple[Argument, ...]) -> tuple[Argument, ...]:
-    """``args`` with every stride parameter equal to the stride it carries, and strides that are dimensions at ``sizes``."""
+    """``args`` with stride parameters equal to the strides they carry, and strides that are dimensions at ``sizes``."""
     carried: dict[str, int] = {}
     tensors = {}
     for arg in args:

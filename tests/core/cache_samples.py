@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kalign_core.cache.base import Store
 from kalign_core.cache.toml_store import TomlStore
 from kalign_core.declare import cdiv, data, kernel, powers_of_two, written
 from kalign_core.records import Argument, Config, Entry, EntryKey, Identity, Problem, Toolchain
@@ -117,9 +118,16 @@ def store_in(folder: Path, lock_wait_s: float = 2.0) -> TomlStore:
     return TomlStore(Settings(cache_dir=folder), lock_wait_s)
 
 
+def kept(store: Store, identity: Identity, entry: Entry) -> bool:
+    """Have ``store`` keep ``entry`` and wait until that is done; whether it is on disk."""
+    return store.put(identity, entry) and store.flush()
+
+
 def write_many(folder: Path, first: int, count: int) -> None:
     """What one of many writing processes does: ``count`` decisions, one after another."""
     store = store_in(folder, lock_wait_s=60.0)
     for number in range(first, first + count):
         if not store.put(DEVICE, entry(number)):
-            raise SystemExit(f"decision {number} is not on disk")
+            raise SystemExit(f"decision {number} does not go to disk")
+    if not store.flush():
+        raise SystemExit("decisions are not on disk")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kalign_core.cache.device_table import device_table
-from kalign_core.cache.document import SCHEMA, Document, read, render
+from kalign_core.cache.document import SCHEMA, Document, _split, read, render
 from kalign_core.cache.entry_text import plain
 from kalign_core.records import Config, Entry, Toolchain
 from tests.core.cache_samples import DEVICE, TOOLCHAIN, entry, key
@@ -198,6 +198,19 @@ def test_a_reader_may_lay_a_file_out_anew():
     reading = read(b"\xef\xbb\xbf" + content)
     assert reading.damage == ()
     assert render(reading.document) == FILE
+
+
+MARKERS = st.sampled_from(
+    [b"[[entry]]\n", b"[[entry]]", b"[[ entry ]]  # mine\n", b"[[entry]]\r\n", b"[[other]]\n", b"\n", b"a = 1\n", b"[["]
+)
+
+
+@given(st.lists(MARKERS, max_size=9).map(b"".join))
+def test_every_line_that_begins_an_entry_is_found(content):
+    """However the marker is spelt and wherever it stands, it begins an entry if it is a line of its own."""
+    lines = [line.partition(b"#")[0].split() for line in content.splitlines()]
+    markers = sum(line in ([b"[[entry]]"], [b"[[", b"entry", b"]]"]) for line in lines)
+    assert len(_split(content)) == markers + 1
 
 
 def test_a_table_after_the_entries_is_kept():

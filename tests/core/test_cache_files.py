@@ -166,6 +166,28 @@ def test_a_write_that_fails_leaves_the_old_file(path, failing, code):
     assert (read_trusted(path), names(path.parent), len(calls) <= files.ATTEMPTS) == (b"old", ["device.toml"], True)
 
 
+def test_a_new_file_replaces_none(path):
+    """Where a file turns up that was not there when it was read, it stays, and nothing is left beside it."""
+    publish(path, b"theirs")
+    with pytest.raises(FileExistsError):
+        publish(path, b"ours", is_new=True)
+    assert (read_trusted(path), names(path.parent)) == (b"theirs", ["device.toml"])
+
+
+def test_a_new_file_is_whole(path):
+    """A first file is published like any other."""
+    publish(path, b"x", is_new=True)
+    assert (read_trusted(path), names(path.parent), modes(path)) == (b"x", ["device.toml"], 0o600)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.EMLINK])
+def test_a_file_system_without_links_is_no_fault(path, failing, code):
+    """Where hard links cannot be made a first file is published all the same."""
+    failing("link", code)
+    publish(path, b"x", is_new=True)
+    assert (read_trusted(path), names(path.parent)) == (b"x", ["device.toml"])
+
+
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_that_cannot_sync_is_no_fault(path, failing, code):
     """Where syncing is not supported the file is published all the same."""

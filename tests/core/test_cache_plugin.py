@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kalign_core.cache import plugin
 from kalign_core.settings import Settings
-from tests.core.cache_samples import DEVICE, entry, key
+from tests.core.cache_samples import DEVICE, entry, kept, key
 
 
 def test_the_store_is_called_toml(tmp_path):
@@ -12,7 +12,7 @@ def test_the_store_is_called_toml(tmp_path):
     (record,) = plugin.kalign_stores()
     store = record.factory(Settings(cache_dir=tmp_path / "cache"))
     assert (record.name, store.name, store.writable) == ("toml", "toml", True)
-    assert store.put(DEVICE, entry(1))
+    assert kept(store, DEVICE, entry(1))
     assert store.lookup(DEVICE, key(1)) == entry(1)
 
 

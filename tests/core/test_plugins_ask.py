@@ -73,7 +73,7 @@ def test_asking_lets_keyboard_interrupt_pass() -> None:
 )
 def test_an_implementation_gets_what_it_takes(arguments: str, expected: str) -> None:
     """An implementation may take any of the hook's arguments, in any order, by name."""
-    names = [name for name in arguments.replace("*", "").replace(",", " ").split()]
+    names = arguments.replace("*", "").replace(",", " ").split()
     body = " + ".join(names) or repr("'c'")
     source = VETO.replace("(config)", f"({arguments})").replace('f"{config} is banned"', body)
     assert asked(source) == [("p0", expected, "")]

@@ -1,0 +1,142 @@
+"""What the gate costs; prints one JSON object.
+
+``python benchmarks/gate_costs.py [--only OP]``. For every problem below: seconds for what the reference promises, for
+the first check of a candidate, for the quick suite per candidate (four side by side, compiling excluded by a first
+round) and for the strict one; device memory at its peak beside the problem's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+PROBLEMS = [
+    ("swiglu", "swiglu", {"T": 4096, "F": 12288}),
+    ("rms_norm", "rms_norm", {"T": 4096, "H": 4096}),
+    ("rms_norm", "rms_norm", {"T": 1024, "H": 16384}),
+    ("rms_norm", "rms_norm_backward", {"T": 1024, "H": 16384}),
+    ("matmul", "matmul", {"M": 16, "N": 4096, "K": 4096}),
+    ("matmul", "matmul", {"M": 4096, "N": 4096, "K": 4096}),
+]
+SIDE_BY_SIDE = 4
+
+
+class Measured:
+    """Seconds until the device is idle again, and bytes at the peak."""
+
+    def __init__(self, platform: Any, device: int) -> None:
+        self.platform, self.device, self.seconds, self.peak = platform, device, 0.0, 0
+
+    def __enter__(self) -> Measured:
+        import torch
+
+        self.platform.synchronize(self.device)
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        self.started = time.perf_counter()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        import torch
+
+        self.platform.synchronize(self.device)
+        self.seconds = time.perf_counter() - self.started
+        if torch.cuda.is_available():
+            self.peak = torch.cuda.max_memory_allocated()
+
+
+def cost_of(here: Any, call: Any, configs: list[Any]) -> dict[str, Any]:
+    """The gate around one kernel call."""
+    from kalign_core.verifier.bench import Bench
+    from kalign_core.verifier.gate import open_gate
+
+    platform, device = here.platform, call.device
+    bench = Bench(platform, call.kernel, call.problem, device)
+    reference = bench.bound(call.kernel.reference_config(call.problem))
+    gate = open_gate(here.plugins, bench, reference)
+    bounds = [bench.bound(config) for config in configs[:SIDE_BY_SIDE]]
+    gate.examine(bounds)  # compiles what it needs
+    gate.check_reference()
+    own = bench.bytes_per_set()
+    with Measured(platform, device) as promises:
+        gate.check_reference()
+    gate.one_case(bounds[0])
+    with Measured(platform, device) as first:
+        gate.one_case(bounds[0])
+    bench.renew_inputs()
+    with Measured(platform, device) as quick:
+        verdicts = gate.examine(bounds)
+    with Measured(platform, device) as alone:
+        gate.examine(bounds[:1])
+    return {
+        "cases": verdicts[0].cases,
+        "reference_s": round(promises.seconds, 4),
+        "one_case_ms": round(first.seconds * 1e3, 3),
+        "quick_per_candidate_ms": round(quick.seconds * 1e3 / len(bounds), 2),
+        "quick_alone_ms": round(alone.seconds * 1e3, 2),
+        "peak_over_own": round(quick.peak / own, 3),
+        "own_mib": round(own / 2**20, 1),
+        "refuted": [str(v.refutation) for v in verdicts if v.refutation],
+        **strict_cost(here, call, configs[0]),
+    }
+
+
+def strict_cost(here: Any, call: Any, config: Any) -> dict[str, Any]:
+    """The strict suite on one candidate, compiling excluded by a first round."""
+    from kalign_core.verifier.bench import Bench
+    from kalign_core.verifier.gate import open_gate
+
+    bench = Bench(here.platform, call.kernel, call.problem, call.device, strict=True)
+    gate = open_gate(here.plugins, bench, bench.bound(call.kernel.reference_config(call.problem)))
+    bound = bench.bound(config)
+    started = time.perf_counter()
+    gate.check_reference()
+    gate.examine([bound])
+    first = time.perf_counter() - started
+    with Measured(here.platform, call.device) as strict:
+        gate.check_reference()
+        [verdict] = gate.examine([bound])
+    return {
+        "strict_s": round(strict.seconds, 3), "strict_with_compiling_s": round(first, 3), "strict_cases": verdict.cases,
+        "strict_peak_mib": round(strict.peak / 2**20, 1), "strict_skipped": list(verdict.skipped),
+        "strict_refuted": str(verdict.refutation or ""),
+    }  # fmt: skip
+
+
+def main() -> None:
+    import torch
+
+    from kalign_core import hal, ops, session
+    from kalign_core.api import recorded
+    from kalign_core.verifier.checks import SUITE
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    here, rows = session.current(), []
+    device = hal.platform.devices()[0]
+    with here.platform.on(device):
+        for op, kernel, sizes in PROBLEMS:
+            if given.only not in ("", op):
+                continue
+            operator = ops.named(op)
+            arguments = operator.inputs(sizes, "bf16", 0, torch.device(here.platform.device_type))
+            call = next(c for c in recorded(operator, *arguments) if c.kernel.name == kernel)
+            del arguments
+            configs = list(here.space(call.kernel, call.problem, call.device).candidates)
+            try:
+                rows.append({"kernel": kernel, "sizes": sizes, **cost_of(here, call, configs)})
+            except Exception as error:
+                rows.append({"kernel": kernel, "sizes": sizes, "error": f"{type(error).__name__}: {error}"})
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    name = here.platform.identity(device).name
+    print(json.dumps({"benchmark": "gate_costs", "suite": SUITE, "device": name, "problems": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Which cases the core suite asks for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kalign_core.hal.cpu import CpuPlatform
+from kalign_core.kernels.matmul import matmul_kernel
+from kalign_core.records import Case, DeviceModel, Problem
+from kalign_core.verifier import checks
+from kalign_core.verifier.bench import Bench
+from kalign_core.verifier.variants import dense_problem
+from tests.core.verifier_samples import FAMILIES, adds, sums_bench, sums_problem
+
+
+class Gpu(CpuPlatform):
+    """The host, calling itself a device with ``free`` bytes."""
+
+    free: int | None = 1 << 40
+
+    def model(self, device: int) -> DeviceModel:
+        return DeviceModel("cuda", "sm_90", 32, 32, 232448)
+
+    def free_bytes(self, device: int) -> int | None:
+        return self.free
+
+
+def gpu_bench(problem: Problem | None = None, *, strict: bool = False) -> Bench:
+    bench = Bench(Gpu(), sums_bench().kernel, problem or sums_problem(), -1, strict=strict)
+    bench.families.update(FAMILIES)
+    return bench
+
+
+def every(bench: Bench) -> list[Case]:
+    return [case for check in checks.CORE_CHECKS for case in check.cases(bench)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 17, 300])
+def test_cases_are_named_after_their_check(rows: int, strict: bool) -> None:
+    """A refutation names the check that asked for the case."""
+    bench = gpu_bench(sums_problem(rows), strict=strict)
+    for check in checks.CORE_CHECKS:
+        assert {case.check for case in check.cases(bench)} <= {check.name}
+
+
+def test_the_written_bytes_are_asked_under_both_fills() -> None:
+    """A byte that follows the fill shows under one of them."""
+    assert [case.fill for case in checks.fills(sums_bench())] == [0x00, 0xFF]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_every_family_is_asked_for(strict: bool) -> None:
+    """Those that see order on the wide output too; order probes have a stage of their own."""
+    cases = list(checks.families(sums_bench(strict=strict)))
+    assert {case.family for case in cases} == set(FAMILIES) - {"order_probe"}
+    assert {"spread", "cancelling", "swallowing"} <= {case.family for case in cases if case.variant == "wide"}
+
+
+@pytest.mark.parametrize(("rows", "strict"), [(1, False), (1, True), (768, False), (5000, True)])
+def test_order_probes_are_read_on_the_widest_output(rows: int, strict: bool) -> None:
+    """All kinds of probe come up, however few rows there are."""
+    cases = list(checks.probes(gpu_bench(sums_problem(rows), strict=strict)))
+    assert {case.variant for case in cases} == {"wide"}
+    assert rows * len(cases) >= 6
+    assert len({case.seed for case in cases}) == len(cases)
+
+
+@given(st.integers(1, 3000), st.booleans())
+def test_sizes_of_the_bucket_are_asked_for_on_both_sides_of_its_tiles(whole: int, strict: bool) -> None:
+    """One row, all but one, 17 and the middle; under strict both sides of 16, 32, 64, 128 and 256 and of the edge."""
+    counts = checks._counts(whole, strict)
+    assert counts == sorted(set(counts))
+    assert {n for n in (1, 17, whole - 1, whole // 2 + 1) if 0 < n < whole} <= set(counts)
+    if strict:
+        edges = {n + d for n in (16, 32, 64, 128, 256) for d in (-1, 0, 1)}
+        assert {n for n in edges if n < whole} | {whole + 1} <= set(counts)
+    else:
+        assert all(n < whole for n in counts)
+
+
+@given(st.integers(1, 5000))
+def test_scattered_rows_are_a_permutation(whole: int) -> None:
+    """Every row comes once."""
+    assert math.gcd(checks._scattering(whole), whole) == 1
+
+
+def test_the_batch_axis_is_walked_on_the_wide_output_and_on_the_real_one() -> None:
+    """What a device compiles twice is checked twice; an interpreter runs the same code for both."""
+    assert {case.variant for case in checks.batch(gpu_bench())} == {"wide", ""}
+    assert {case.variant for case in checks.batch(sums_bench())} == {"wide"}
+    assert {case.variant for case in checks.batch(sums_bench(strict=True))} == {"wide", ""}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_neighbours_of_a_single_row_are_not_asked_for(strict: bool) -> None:
+    """There are none."""
+    assert not [case for case in checks.batch(sums_bench(sums_problem(1), strict=strict)) if case.neighbours]
+
+
+def test_strict_company_is_huge_infinite_nan_zero_and_other() -> None:
+    """Every kind of neighbour the bench can make."""
+    company = {case.neighbours for case in checks.batch(sums_bench(strict=True))}
+    assert company == {"", "nan", "inf", "huge", "zero", "reseeded"}
+
+
+def test_kernels_without_rows_are_asked_for_other_sizes() -> None:
+    """A sum over the batch has no rows to move, but a bucket to be right in."""
+    problem = dense_problem(adds, {"T": 64, "H": 8}, {"x": "fp32", "out": "fp32"})
+    cases = list(checks.batch(Bench(CpuPlatform(), adds, problem, -1)))
+    assert [dict(case.dims)["T"] for case in cases] == [1, 17, 33, 63]
+
+
+def test_quick_layouts_need_no_other_code() -> None:
+    """Rows 16 elements further apart are served by the code under test; the rest is the strict suite's."""
+    assert [case.variant for case in checks.layouts(sums_bench())] == ["padded"]
+
+
+def test_strict_layouts_are_every_class_that_code_is_specialised_on() -> None:
+    """Alignment, strides of either class, order of axes, sizes of one, odd and no power of two."""
+    dtypes = {"a": "bf16", "b": "bf16", "bias": "none", "c": "bf16"}
+    problem = dense_problem(matmul_kernel, {"M": 8, "N": 16, "K": 64}, dtypes)
+    cases = list(checks.layouts(Bench(Gpu(), matmul_kernel, problem, -1, strict=True)))
+    assert {case.variant for case in cases} == {"padded", "uneven", "unaligned", "transposed", "far", ""}
+    widths = {dict(case.dims)["K"] for case in cases if case.dims and case.dims[0][0] == "K"}
+    assert widths == {1, 48, 63}
+    assert not any(dim == "M" for case in cases for dim, _ in case.dims)  # bucketed: the batch axis walks it
+
+
+@pytest.mark.parametrize(("free", "asked"), [(1 << 40, True), (1 << 33, False), (None, False)])
+def test_offsets_past_31_bits_are_asked_for_where_memory_allows(free: int | None, asked: bool) -> None:
+    """Four gigabytes a tensor are not everywhere, and an interpreter has no use for them."""
+    bench = gpu_bench(strict=True)
+    bench.platform.free = free  # type: ignore[attr-defined]
+    assert ("far" in {case.variant for case in checks.layouts(bench)}) is asked
+    assert "far" not in {case.variant for case in checks.layouts(sums_bench(strict=True))}
+
+
+@pytest.mark.parametrize(("strict", "runs"), [(False, 16), (True, 64)])
+def test_races_are_hunted_by_repeating(strict: bool, runs: int) -> None:
+    """Plainly, from a graph and beside other work; an interpreter has no races."""
+    cases = list(checks.repeats(gpu_bench(strict=strict)))
+    assert sum(case.repeats for case in cases) == runs
+    assert [case.how for case in cases] == ["", "graph", "stream"]
+    assert not list(checks.repeats(sums_bench()))
+
+
+def test_an_interpreters_quick_suite_is_small() -> None:
+    """Programs cost it milliseconds."""
+    assert len(every(sums_bench(sums_problem(4)))) <= 26

@@ -1,0 +1,405 @@
+"""The gate refutes what differs, says where, and holds the reference to what a reference promises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
+from kalign_core.hal.cpu import CpuPlatform
+from kalign_core.kernels.rms_norm import rms_norm_kernel
+from kalign_core.records import Case, Check
+from kalign_core.verifier.bench import Bench
+from kalign_core.verifier.bound import Fixed
+from kalign_core.verifier.checks import CORE_CHECKS, DIGEST_FAMILIES, SUITE
+from kalign_core.verifier.gate import Gate
+from kalign_core.verifier.variants import dense_problem
+from tests.core.verifier_samples import (
+    FAMILIES,
+    adds,
+    ascending,
+    bound,
+    gate,
+    good,
+    refutation_of,
+    sums_bench,
+    sums_problem,
+)
+
+Tensor = torch.Tensor
+
+
+def changed(change: Callable[..., None]) -> Callable[..., None]:
+    """``good`` with ``change(x, weight, out, total, T)`` after it."""
+
+    def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int, *rest: Any) -> None:
+        good(x, weight, out, total, T, *rest)
+        change(x, weight, out, total, T)
+
+    return launch
+
+
+def backwards(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
+    total.copy_(ascending((x.float() * weight.float()).flip(-1)))
+
+
+# --- candidates ---------------------------------------------------------------------------------------------------
+
+
+def test_an_equal_candidate_is_not_refuted() -> None:
+    """Equal bytes in every case give a verdict that names the suite, the cases and what was looked at."""
+    [verdict] = gate(sums_bench()).examine([Fixed(good)])
+    assert (verdict.state, verdict.refutation, verdict.suite, verdict.observable) == (
+        "not refuted",
+        None,
+        SUITE,
+        "fp32",
+    )
+    assert verdict.cases > 20
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (lambda x, w, out, total, T: out[0].fill_(1.0), "written bytes"),
+        (lambda x, w, out, total, T: total.as_strided((1,), (1,), total.storage_offset() + T).zero_(), "written bytes"),
+        (lambda x, w, out, total, T: w.zero_(), "written bytes"),
+        (lambda x, w, out, total, T: torch.rand(1), "written bytes"),
+        (lambda x, w, out, total, T: out.masked_fill_(out == 0, 0.0), "input families"),
+        (lambda x, w, out, total, T: out.masked_fill_(out.isinf(), 3e38), "input families"),
+        (backwards, "written bytes"),
+        (lambda x, w, out, total, T: total.neg_() if T == 17 else None, "batch axis"),
+        (lambda x, w, out, total, T: total.add_(x.roll(1, 0).sum(-1).mul(0)), "input families"),
+        (lambda x, w, out, total, T: total.neg_() if x.stride(0) != x.shape[1] else None, "layout"),
+    ],
+)
+def test_a_fault_is_refuted_by_its_check(change: Callable[..., None], check: str) -> None:
+    """Each kind of fault falls at the stage that looks for it."""
+    assert refutation_of(changed(change)).check == check
+
+
+@pytest.mark.parametrize("run", [2, 5, 15])
+def test_a_candidate_that_goes_wrong_later_is_refuted(run: int) -> None:
+    """Right at first and wrong from some run on, as after a race."""
+    runs = 0
+
+    def launch(*args: Any) -> None:
+        nonlocal runs
+        runs += 1
+        good(*args)
+        if runs >= run:
+            args[3][0] += 1.0
+
+    assert refutation_of(launch) is not None
+
+
+def test_half_written_memory_is_not_taken_for_finished() -> None:
+    """Every run gets fresh memory, so that what an earlier run completed does not count."""
+
+    def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
+        out[1:].copy_(x[1:].float() * weight.float())
+        total.copy_(ascending(x.float() * weight.float()))
+
+    found = refutation_of(launch)
+    assert (found.check, found.argument, found.coordinate) == ("written bytes", "out", (0, 0))
+
+
+def test_bytes_that_the_reference_leaves_alone_must_be_left_alone() -> None:
+    """Gaps between rows count; a candidate that writes them is refuted, though every element is right."""
+
+    def into_the_gap(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
+        if out.stride(0) > out.shape[1]:
+            out.as_strided((1,), (1,), out.storage_offset() + out.shape[1]).zero_()
+
+    found = refutation_of(changed(into_the_gap))
+    assert (found.check, found.argument) == ("layout", "out")
+    assert "outside the declared elements" in found.reason
+
+
+def test_a_refutation_says_where_and_how_far() -> None:
+    """Check, inputs, element, both values as bytes and numbers, distance, count."""
+    found = refutation_of(changed(lambda x, w, out, total, T: total[5].mul_(-1) if T == 20 else None))
+    assert (found.family, found.argument, found.coordinate, found.differing) == ("normals", "total", (5,), 1)
+    assert found.candidate_value == -found.reference_value
+    assert int(found.candidate, 16) ^ int(found.reference, 16) == 0x80000000
+    assert found.ulps == 1 + 2 * (min(int(found.candidate, 16), int(found.reference, 16)))
+
+
+def test_what_bfloat16_hides_is_seen_on_the_wide_output() -> None:
+    """Another rounding of an intermediate, invisible in bfloat16, is refuted where the kernel can store float32."""
+
+    def nudged(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
+        if out.dtype == torch.float32:
+            out.copy_(torch.nextafter(out, torch.tensor(torch.inf)))
+
+    found = refutation_of(changed(nudged))
+    assert (found.check, found.argument) == ("input families", "out")
+    assert "wide" in found.reason
+
+
+def test_a_candidate_that_fails_to_launch_is_refuted_with_its_reason() -> None:
+    """No launch, no evidence."""
+
+    def fails(*args: Any) -> None:
+        raise CandidateFailed("out of resources")
+
+    found = refutation_of(fails)
+    assert not found.argument
+    assert "out of resources" in found.reason
+
+
+def test_an_error_of_the_device_ends_the_candidate_and_not_the_process() -> None:
+    """What a launch raises of itself is a refutation, where the device is still well."""
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError("an illegal instruction was encountered\nmore")
+
+    assert "illegal instruction" in refutation_of(fails).reason
+
+
+def test_a_lost_device_is_not_a_refutation() -> None:
+    """Where the device says that it is beyond use, so does the gate."""
+
+    class Lost(CpuPlatform):
+        def synchronize(self, device: int) -> None:
+            raise DeviceLost("device 0 reports an illegal address")
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError("illegal address")
+
+    bench = Bench(Lost(), sums_bench().kernel, sums_problem(), -1)
+    bench.families.update(FAMILIES)
+    with pytest.raises(DeviceLost):
+        gate(bench).examine([Fixed(fails)])
+
+
+def test_candidates_are_judged_one_by_one() -> None:
+    """A bad one among good ones takes no other with it, not even by writing to the inputs they share."""
+    launches = [good, changed(lambda x, w, out, total, T: x.zero_()), good, changed(backwards), good]
+    verdicts = gate(sums_bench()).examine([Fixed(launch) for launch in launches])
+    assert [v.state for v in verdicts] == ["not refuted", "refuted", "not refuted", "refuted", "not refuted"]
+
+
+def test_a_variant_that_cannot_be_launched_is_no_evidence() -> None:
+    """It is named as skipped and neither refutes nor counts."""
+    bench = sums_bench()
+
+    class Narrow(Fixed):
+        def launch_for(self, bench: Bench, case: Case) -> Any:
+            if case.variant == "wide":
+                raise CandidateFailed("too much shared memory")
+            return good
+
+    [verdict] = gate(bench).examine([Narrow(good)])
+    assert verdict.state == "not refuted"
+    assert verdict.skipped
+    assert all("wide" in words for words in verdict.skipped)
+
+
+def test_a_first_check_takes_one_case() -> None:
+    """The check before timing runs reference and candidate once each."""
+    runs: list[str] = []
+    here = gate(sums_bench(), reference=lambda *args: (runs.append("reference"), good(*args)))
+    assert here.one_case(Fixed(lambda *args: (runs.append("candidate"), good(*args)))) is None
+    assert runs == ["reference", "candidate"]
+    assert here.one_case(Fixed(changed(backwards))) is not None
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def test_checks_run_in_the_order_of_their_stages() -> None:
+    """Whatever order they come in."""
+    seen: list[int] = []
+
+    def at(stage: int) -> Check:
+        return Check(f"stage {stage}", stage, lambda bench: seen.append(stage) or [])
+
+    gate(sums_bench(), checks=[at(7), at(2), at(5)]).examine([Fixed(good)])
+    assert seen == [2, 5, 7]
+
+
+def test_a_check_that_raises_refutes() -> None:
+    """An error is no evidence, of whatever class it is."""
+    for error in (ValueError("no"), SystemExit("bye"), OSError("gone")):
+
+        def cases(bench: Bench, error: BaseException = error) -> Any:
+            raise error
+
+        [verdict] = gate(sums_bench(), checks=[Check("mine", 8, cases)]).examine([Fixed(good)])
+        assert verdict.refutation is not None
+        assert str(error) in verdict.refutation.reason
+
+
+@pytest.mark.parametrize("given", [[1], ["case"], 3])
+def test_a_check_that_gives_something_else_than_cases_refutes(given: Any) -> None:
+    """Nothing is left out in silence."""
+    [verdict] = gate(sums_bench(), checks=[Check("mine", 8, lambda bench: given)]).examine([Fixed(good)])
+    assert verdict.state == "refuted"
+
+
+def test_a_case_whose_inputs_cannot_be_made_refutes() -> None:
+    """An unknown family, or one that raises, is no evidence."""
+    [verdict] = gate(sums_bench(), checks=[Check("mine", 8, lambda bench: [Case("mine", family="nowhere")])]).examine(
+        [Fixed(good)]
+    )
+    assert verdict.refutation is not None
+    assert "nowhere" in verdict.refutation.reason
+
+
+# --- the reference ------------------------------------------------------------------------------------------------
+
+
+def test_a_good_reference_gives_digests_of_the_core_cases() -> None:
+    """Names and sixteen digits, the same every time; the inputs they were taken on come first."""
+    first, second = gate(sums_bench()), gate(sums_bench())
+    first.check_reference()
+    second.check_reference()
+    assert [text.partition("=")[0] for text in first.digests] == ["inputs", *DIGEST_FAMILIES]
+    assert all(len(text.partition("=")[2]) == 16 for text in first.digests)
+    assert first.digests == second.digests
+
+
+def test_digests_do_not_depend_on_the_layout() -> None:
+    """Two machines may compare calls whose tensors were padded otherwise."""
+    plain, padded = sums_bench(), sums_bench()
+    padded = sums_bench(padded.problem_for(Case("", variant="padded")))
+    digests = []
+    for bench in (plain, padded):
+        here = gate(bench)
+        here.check_reference()
+        digests.append(here.digests)
+    assert digests[0] == digests[1]
+
+
+def test_digests_tell_other_sizes_apart() -> None:
+    """They are comparable where sizes, dtypes and numbers are the same, and say so."""
+    digests = []
+    for rows in (20, 21):
+        here = gate(sums_bench(sums_problem(rows)))
+        here.check_reference()
+        digests.append(here.digests[0])
+    assert digests[0] != digests[1]
+
+
+def stateful(change: Callable[[int, Tensor], None]) -> Callable[..., None]:
+    """``good``, then ``change(run, total)``."""
+    runs = 0
+
+    def launch(*args: Any) -> None:
+        nonlocal runs
+        runs += 1
+        good(*args)
+        change(runs, args[3])
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        (stateful(lambda run, total: total[0].mul_(run)), "two runs of it disagree"),
+        (stateful(lambda run, total: torch.rand(1)), "random numbers"),
+        (changed(lambda x, w, out, total, T: x.zero_()), "writes to x"),
+        (changed(lambda x, w, out, total, T: w.add_(1)), "writes to weight"),
+        (
+            lambda x, w, out, total, *rest: total.copy_(ascending(x.float() * w.float())),
+            "leaves elements of out unwritten",
+        ),
+        (
+            changed(lambda x, w, out, total, T: total.as_strided((1,), (1,), total.storage_offset() + T).zero_()),
+            "writes outside total",
+        ),
+        (changed(lambda x, w, out, total, T: total.mul_(T)), "depend on their batch"),
+        (changed(lambda x, w, out, total, T: total.add_(x.float().sum())), "depend on their batch"),
+        (changed(lambda x, w, out, total, T: total.mul_(torch.arange(T))), "depend on their batch"),
+        (changed(lambda x, w, out, total, T: total.add_(0 * x.float().roll(1, 0).sum(-1))), "depend on their batch"),
+    ],
+)
+def test_a_reference_that_breaks_a_promise_is_not_tunable(reference: Callable[..., None], reason: str) -> None:
+    """The error says which promise."""
+    with pytest.raises(NotTunable, match=reason):
+        gate(sums_bench(), reference).check_reference()
+
+
+def test_strict_holds_the_reference_to_itself_under_other_layouts() -> None:
+    """The same numbers give the same bits wherever they lie; only the strict suite asks."""
+    reference = changed(lambda x, w, out, total, T: total.neg_() if x.data_ptr() % 16 else None)
+    gate(sums_bench(), reference).check_reference()
+    with pytest.raises(NotTunable, match="depends on the layout"):
+        gate(sums_bench(strict=True), reference).check_reference()
+
+
+def test_a_reference_that_cannot_be_launched_is_not_tunable() -> None:
+    """The reason is passed on."""
+
+    def fails(*args: Any) -> None:
+        raise CandidateFailed("no such instruction")
+
+    with pytest.raises(NotTunable, match="no such instruction"):
+        gate(sums_bench(), fails).check_reference()
+
+
+def test_a_reference_may_add_to_what_is_there() -> None:
+    """Accumulated outputs start from the same numbers in every run, so that they agree."""
+    bench = Bench(CpuPlatform(), adds, dense_problem(adds, {"T": 20, "H": 8}, {"x": "fp32", "out": "fp32"}), -1)
+    bench.families.update(FAMILIES)
+    here = Gate(bench, Fixed(lambda x, out, T, H: out.add_(ascending(x.t()))), CORE_CHECKS)
+    here.check_reference()
+    [same, other] = here.examine(
+        [
+            Fixed(lambda x, out, T, H: out.add_(ascending(x.t()))),
+            Fixed(lambda x, out, T, H: out.copy_(ascending(x.t()))),
+        ]
+    )
+    assert (same.state, other.state) == ("not refuted", "refuted")
+
+
+def test_a_kernel_without_rows_is_checked_at_other_sizes_of_its_bucket() -> None:
+    """A gradient sized by the batch is right at the edge and wrong inside."""
+    bench = Bench(CpuPlatform(), adds, dense_problem(adds, {"T": 64, "H": 8}, {"x": "fp32", "out": "fp32"}), -1)
+    bench.families.update(FAMILIES)
+
+    def by_the_batch(x: Tensor, out: Tensor, T: int, H: int) -> None:
+        rows = x.t()
+        out.add_(
+            ascending(rows)
+            if T == 64
+            else ascending(rows[:, : T // 2]) + ascending(rows[:, T // 2 :])
+            if T > 1
+            else rows[:, 0]
+        )
+
+    here = Gate(bench, Fixed(lambda x, out, T, H: out.add_(ascending(x.t()))), CORE_CHECKS)
+    [verdict] = here.examine([Fixed(by_the_batch)])
+    assert verdict.refutation is not None
+    assert verdict.refutation.check == "batch axis"
+
+
+# --- real kernels -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_equal_configurations_of_a_real_kernel_are_not_refuted(strict: bool) -> None:
+    """Rows per program do not change the bits of an order-canonical reduction."""
+    dtypes = {"x": "bf16", "weight": "bf16", "out": "bf16", "rstd": "fp32"}
+    problem = dense_problem(rms_norm_kernel, {"T": 5, "H": 24}, dtypes, {"eps": 1e-6})
+    bench = Bench(CpuPlatform(), rms_norm_kernel, problem, -1, strict=strict)
+    bench.families.update(FAMILIES)
+    reference = rms_norm_kernel.reference_config(problem)
+    here = Gate(bench, bench.bound(reference), CORE_CHECKS)
+    here.check_reference()
+    verdicts = here.examine([bench.bound(reference.replace(ROWS=rows)) for rows in (1, 2, 32)])
+    assert [verdict.refutation for verdict in verdicts] == [None, None, None]
+
+
+def test_a_plain_function_has_no_command_to_repeat_it() -> None:
+    """What no other process can import cannot be run again by a command."""
+    assert refutation_of(changed(backwards)).repeat == ""
+    bench = sums_bench()
+    [verdict] = gate(bench).examine([bound(bench, changed(backwards))])
+    assert verdict.refutation is not None
+    assert verdict.refutation.repeat == ""

@@ -1,0 +1,54 @@
+"""The README's examples run: written to files and executed in a fresh process, at sizes an interpreter can bear."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+CALL = """
+import torch, kalign_core as kalign
+from kalign_core.ops.base import launch
+x = torch.arange(5.0); out = torch.empty_like(x)
+for mode in ("off", "tune", "read"):
+    with kalign.using(mode=mode):
+        launch(halve_kernel, x, out, 5)
+    assert torch.equal(out, x / 2), (mode, out)
+print("halved")
+"""
+
+
+def small(code: str) -> str:
+    """``code`` on the CPU platform, at sizes that take it milliseconds."""
+    return code.replace('device="cuda"', 'device="cpu"').replace("4096, 4096", "4, 64").replace("4096", "64")
+
+
+def test_the_readme_has_two_examples() -> None:
+    """One shows operators, one a kernel of one's own."""
+    assert len(BLOCKS) == 2
+
+
+@pytest.mark.parametrize(("number", "behind", "said"), [(0, "", "rms_norm T<=4 H=64"), (1, CALL, "halved")])
+def test_examples_run(
+    child: Callable[..., CompletedProcess[str]], tmp_path: Path, number: int, behind: str, said: str
+) -> None:
+    """Each example, pasted into a file, does what the text around it says."""
+    lines = ["import kalign_core.hal", small(BLOCKS[number]), behind]
+    (tmp_path / "example.py").write_text("\n".join(lines), encoding="utf-8")
+    ran = child("import example", tmp_path, KALIGN_CACHE_DIR=str(tmp_path / "cache"))
+    assert ran.returncode == 0, ran.stderr
+    assert said in ran.stdout
+
+
+def test_the_two_commands_are_written_out() -> None:
+    """The README gives the commands for a fresh machine word for word, and CI runs the second."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox -s "
+    assert command + "demo" in text
+    assert command + "tests" in text
+    assert command + "tests" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
