@@ -35,9 +35,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff: rules and formatting of imports."""
+    """ruff: rules and formatting."""
     session.install(*group("lint"))
     session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
 
 
 @nox.session

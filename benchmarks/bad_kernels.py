@@ -45,10 +45,14 @@ def examine(
     bench = bad_kernels.open_bench(bad, platform, device, strict=strict)
     gate = Gate(bench, bench.bound(bad.reference_config(bench)), CORE_CHECKS)
     started = time.monotonic()
-    try:
-        if (bad.reference, strict) not in promised:
+    if (bad.reference, strict) not in promised:
+        try:
             gate.check_reference()
-            promised.add((bad.reference, strict))
+        except NotTunable as error:
+            # A reference that breaks its own promises is not tuned at all, which refuses its candidates too.
+            return {"refuted": True, "by": "reference", "in_time": True, "reason": str(error)}
+        promised.add((bad.reference, strict))
+    try:
         verdict = gate.examine([bad.candidate(bench)])[0]
     except (NotTunable, CandidateFailed) as error:
         return {"refuted": False, "error": str(error)}

@@ -1,7 +1,7 @@
 """What the gate costs; prints one JSON object.
 
 ``python benchmarks/gate_costs.py [--only OP]``. For every problem below: seconds for what the reference promises, for
-the first check of a candidate, for the quick suite per candidate (four side by side, compiling excluded by a first
+the first check of a candidate, for the quick suite per candidate (eight side by side, compiling excluded by a first
 round) and for the strict one; device memory at its peak beside the problem's own.
 """
 
@@ -23,7 +23,7 @@ PROBLEMS = [
     ("matmul", "matmul", {"M": 16, "N": 4096, "K": 4096}),
     ("matmul", "matmul", {"M": 4096, "N": 4096, "K": 4096}),
 ]
-SIDE_BY_SIDE = 4
+SIDE_BY_SIDE = 8
 
 
 class Measured:
@@ -73,12 +73,17 @@ def cost_of(here: Any, call: Any, configs: list[Any]) -> dict[str, Any]:
         verdicts = gate.examine(bounds)
     with Measured(platform, device) as alone:
         gate.examine(bounds[:1])
+    bench.renew_inputs()
+    with Measured(platform, device) as making:
+        for case in (case for check in gate.checks for case in check.cases(bench)):
+            bench.inputs(case)
     return {
         "cases": verdicts[0].cases,
         "reference_s": round(promises.seconds, 4),
         "one_case_ms": round(first.seconds * 1e3, 3),
         "quick_per_candidate_ms": round(quick.seconds * 1e3 / len(bounds), 2),
         "quick_alone_ms": round(alone.seconds * 1e3, 2),
+        "making_inputs_ms": round(making.seconds * 1e3, 2),
         "peak_over_own": round(quick.peak / own, 3),
         "own_mib": round(own / 2**20, 1),
         "refuted": [str(v.refutation) for v in verdicts if v.refutation],

@@ -69,9 +69,7 @@ def arguments(seed: int) -> tuple[Any, ...]:
     import torch
 
     generator = torch.Generator("cuda").manual_seed(seed)
-    a, weight = (
-        torch.randn(SIZE, SIZE, generator=generator, device="cuda").to(torch.bfloat16) for _ in range(2)
-    )
+    a, weight = (torch.randn(SIZE, SIZE, generator=generator, device="cuda").to(torch.bfloat16) for _ in range(2))
     b, c = weight.t(), torch.empty_like(a)
     return (a, b, None, c, SIZE, SIZE, SIZE, *a.stride(), *b.stride(), *c.stride())
 

@@ -78,9 +78,7 @@ OUTPUTS = frozenset({"written", "accumulated", "side_output"})
 
 
 def _role(kind: str) -> Callable[..., Role]:
-    def make(
-        *shape: str, strides: Sequence[str | int] | None = None, bound: str = "", observe: str = ""
-    ) -> Role:
+    def make(*shape: str, strides: Sequence[str | int] | None = None, bound: str = "", observe: str = "") -> Role:
         if strides is None:
             if len(shape) != 1:
                 raise DeclarationError(
@@ -364,6 +362,4 @@ def lower(kernel: Kernel, problem: Problem, config: Config) -> Lowered:
             if arguments[name].aligned:
                 divisible.append(position)
     options = tuple(sorted(kernel.options_for(config).items()))
-    return Lowered(
-        kernel.name, kernel.import_path, tuple(signature), tuple(constants), tuple(divisible), options
-    )
+    return Lowered(kernel.name, kernel.import_path, tuple(signature), tuple(constants), tuple(divisible), options)

@@ -35,9 +35,7 @@ class Site:
         names = kernel.parameters
         self._tensors = tuple(i for i, name in enumerate(names) if name in kernel.args)
         self._bucketed = tuple((i, kernel.bucket[name]) for i, name in enumerate(names) if name in kernel.bucket)
-        self._exact = tuple(
-            i for i, name in enumerate(names) if name not in kernel.args and name not in kernel.bucket
-        )
+        self._exact = tuple(i for i, name in enumerate(names) if name not in kernel.args and name not in kernel.bucket)
 
     def __call__(self, *args: Any) -> Launch | None:
         """Launch the kernel for ``args``, in parameter order; gives the launch if it stands for all such calls."""

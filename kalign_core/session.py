@@ -208,9 +208,7 @@ class Session:
         from kalign_core.tuner.space import space
 
         platform = self.platform
-        return space(
-            self.plugins, platform.name, platform.launch_options, kernel, problem, self.facts(device).model
-        )
+        return space(self.plugins, platform.name, platform.launch_options, kernel, problem, self.facts(device).model)
 
     def settled(self, kernel: Kernel, problem: Problem, device: int) -> Settled | None:
         """What a tuning in this process left for ``problem`` that no store keeps."""
@@ -287,9 +285,7 @@ class Session:
                 self._spent_s += time.monotonic() - started
                 self._tuning.discard(token)
 
-    def tune(
-        self, kernel: Kernel, problem: Problem, device: int, *, budget_s: float = math.inf
-    ) -> tuple[Report, bool]:
+    def tune(self, kernel: Kernel, problem: Problem, device: int, *, budget_s: float = math.inf) -> tuple[Report, bool]:
         """Tune ``kernel`` for ``problem`` and keep the decision; gives the report and whether it goes to disk.
 
         Past ``budget_s`` seconds nothing more is tried. Raises ``NotTunable`` with a reason, ``DeviceLost``.

@@ -37,8 +37,10 @@ from kalign_core.settings import Settings
 log = logging.getLogger("kalign")
 
 LOCK_WAIT_S = 2.0
-# An ordinary write takes a few milliseconds: waiting that long, a kill loses the decision in flight and no other.
-PUT_WAITS_S = 0.05
+# An ordinary write takes a few milliseconds and one of ten thousand entries a quarter of a second. Waiting for it, a
+# kill loses the decision in flight and no other; a caller that goes on at once may keep the interpreter from the thread
+# that writes for many seconds. A lock or a disk that takes longer is not waited for.
+PUT_WAITS_S = 0.5
 
 
 @dataclass(slots=True)
@@ -67,7 +69,7 @@ class TomlStore(Store):
     """Decisions in ``<vendor>-<PCI id>-<digest>.toml`` under ``settings.cache_dir`` or the user's cache folder.
 
     ``lock_wait_s`` bounds the seconds that one attempt to write waits for other processes; ``flush`` and ``remove``
-    wait twice as long at most, ``put`` 0.05 s: what takes longer goes on behind the caller's back.
+    wait twice as long at most, ``put`` 0.5 s: what takes longer goes on behind the caller's back.
     """
 
     name = "toml"

@@ -163,9 +163,7 @@ class GraphTimer(Timer):
 
 
 class _GraphSampler(Sampler):
-    def __init__(
-        self, device: int, launch: Launch, argument_sets: Sequence[tuple[Any, ...]], launches: int
-    ) -> None:
+    def __init__(self, device: int, launch: Launch, argument_sets: Sequence[tuple[Any, ...]], launches: int) -> None:
         import torch
 
         self._launches = launches

@@ -258,9 +258,7 @@ class Meter:
         if home not in samplers:
             return
         self._sample(home, samplers[home])
-        expected = {
-            name: as_integers(sets[0][at]).clone() for name, at in positions.items() if sets[0][at] is not None
-        }
+        expected = {name: as_integers(sets[0][at]).clone() for name, at in positions.items() if sets[0][at] is not None}
         for contender, sampler in samplers.items():
             if contender is home or contender.out:
                 continue

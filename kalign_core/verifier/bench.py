@@ -52,7 +52,7 @@ class Bench:
         self.interpreted = platform.model(device).backend == "interpreter"
         self.families: dict[str, InputFamily] = {}
         self.torch_device = torch.device(platform.device_type, *((device,) if device >= 0 else ()))
-        self._maker = Maker(kernel, self.families, self.torch_device)
+        self._maker = Maker(kernel, self.families, self.torch_device, self.bytes_per_set())
         self._kept: dict[str, _Kept] = {}
         self._variants: dict[str, Problem | None] = {"": problem}
         self._problems: dict[object, Problem] = {}
@@ -102,7 +102,7 @@ class Bench:
         return self.kernel.rows or next(iter(self.kernel.bucket), "")
 
     def reduced(self, case: Case, elements: int) -> Case:
-        """``case`` on so many rows that no tensor has more than ``elements``, 64 at least; the first ones of the problem.
+        """``case`` on the first rows of the problem, so many that no tensor has more than ``elements``, 64 at least.
 
         Most of what the gate looks for shows in any hundred rows, and making inputs is most of what it costs.
         """

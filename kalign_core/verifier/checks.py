@@ -83,14 +83,23 @@ def batch(bench: Bench) -> Iterator[Case]:
     The wide output is looked at on fewer rows. Under an interpreter both are the same code, so that the quick suite has
     the wide one do.
     """
-    whole = dict(bench.problem.dims).get(bench.growing, 0)
-    few = dict(bench.problem_for(bench.reduced(Case(""), _elements(bench))).dims).get(bench.growing, 0)
-    spans = [("wide", few)] if bench.has_variant("wide") else []
-    if not spans or bench.strict or not bench.interpreted:
-        spans.append(("", whole))
-    for variant, span in spans:
-        for case in (*_sizes(bench, span), *_places(bench, span if bench.strict else few)):
+    wide = bench.has_variant("wide")
+    real = not wide or bench.strict or not bench.interpreted
+    for variant in ("wide",) * wide + ("",) * real:
+        span = _size(bench, batch_base(bench, variant))
+        near = span if bench.strict else _size(bench, batch_base(bench, "wide"))
+        for case in (*_sizes(bench, span), *_places(bench, near)):
             yield replace(case, family="spread", variant=variant)
+
+
+def batch_base(bench: Bench, variant: str) -> Case:
+    """The case whose rows those of the batch axis have to equal: the whole problem, or the first rows of it."""
+    case = Case("batch axis", family="spread", variant=variant)
+    return bench.reduced(case, _elements(bench)) if variant == "wide" else case
+
+
+def _size(bench: Bench, case: Case) -> int:
+    return dict(case.dims).get(bench.growing, dict(bench.problem.dims).get(bench.growing, 0))
 
 
 def _sizes(bench: Bench, span: int) -> Iterator[Case]:

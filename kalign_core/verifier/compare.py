@@ -20,6 +20,7 @@ GUARD_BYTES = 512
 _CHUNK = 1 << 20
 _WORDS_AT_ONCE = 1 << 27
 _FOLD = 4096
+_ROUND_BYTES = 4 * _FOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def allocate(
     """A strided tensor between guard bands, all bytes ``fill``; ``aligned=False`` moves its base by one element."""
     extent = max(extent_of(shape, strides), 1)
     offset = GUARD_BYTES + (0 if aligned else dtype.itemsize)
-    total = -(-(offset + extent * dtype.itemsize + GUARD_BYTES) // 16) * 16
+    total = -(-(offset + extent * dtype.itemsize + GUARD_BYTES) // _ROUND_BYTES) * _ROUND_BYTES
     # Filled four bytes at a time: devices write words faster.
     flat = torch.full((total // 4,), _repeated(fill, 4), dtype=torch.int32, device=device).view(torch.uint8)
     inner = flat[offset : offset + extent * dtype.itemsize].view(dtype)
@@ -79,7 +80,7 @@ def _unlike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         (a[start : start + _WORDS_AT_ONCE] != b[start : start + _WORDS_AT_ONCE]).any()
         for start in range(0, a.numel(), _WORDS_AT_ONCE)
     ]
-    return torch.stack(parts).any()
+    return parts[0] if len(parts) == 1 else torch.stack(parts).any()
 
 
 def untouched(buffer: Buffer, fill: int) -> bool:
@@ -99,17 +100,16 @@ def _repeated(fill: int, size: int) -> int:
 
 
 def imprint(buffers: Sequence[Buffer]) -> torch.Tensor:
-    """Sums over the words of ``buffers`` by row and column of a 4096-wide table; int64, on the device.
+    """Sums modulo 2**32 over the words of ``buffers`` by row and column of a 4096-wide table, on the device.
 
     Whatever changes a byte changes it, but for changes that keep every row's and every column's sum.
     """
-    parts = [torch.zeros(1, dtype=torch.int64, device=buffers[0].flat.device)] if buffers else []
+    parts = []
     for buffer in buffers:
-        words = buffer.words
-        whole = words.numel() - words.numel() % _FOLD
-        table = words[:whole].view(-1, _FOLD)
-        parts += [table.sum(0, dtype=torch.int64), table.sum(1, dtype=torch.int64), words[whole:].to(torch.int64)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+        table = buffer.words.view(-1, _FOLD)
+        # In their own type: into a wider one torch would copy the whole table first.
+        parts += [table.sum(0, dtype=torch.int32), table.sum(1, dtype=torch.int32)]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int32)
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ sum needs factors that fit together (near-cancelling products), operand 0 carrie
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ _MANTISSA = 0x007FFFFF
 _NANS = {"bf16": 0x7FD5, "fp16": 0x7F55, "fp32": 0x7FD50000, "fp64": 0x7FFAA00000000000, "fp8e4nv": 0x7F, "fp8e5": 0x7E}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """A block of numbers to make: rows numbered ``rows: (r,)`` (int32), ``columns`` wide, in ``dtype``.
 
@@ -55,18 +56,28 @@ class Request:
 
     def hash(self, salt: int = 0) -> Tensor:
         """32 random bits per element as int32: ``(r c)``."""
-        columns = torch.arange(self.columns, dtype=torch.int32, device=self.rows.device)
-        return _mix(self.row_hash(salt)[:, None] + columns[None, :] * signed(0x85EBCA77))
+        return _stir((self._mixed_rows ^ self._start(salt))[:, None] ^ _column_hash(self.columns, self.rows.device))
 
     def row_hash(self, salt: int = 0) -> Tensor:
         """32 random bits per row as int32: ``(r,)``."""
-        start = zlib.crc32(f"{self.name}/{self.seed}/{salt}".encode())
-        return _mix(self.rows * signed(0x9E3779B1) + signed(start))
+        return _stir(self._mixed_rows ^ self._start(salt))
+
+    @functools.cached_property
+    def _mixed_rows(self) -> Tensor:
+        return _mix(self.rows * signed(0x9E3779B1) + 1)
+
+    def _start(self, salt: int) -> int:
+        return signed(zlib.crc32(f"{self.name}/{self.seed}/{salt}".encode()))
 
     def along(self) -> Tensor:
         """Where each column stands on the axis that is added along: int32 ``(c,)``."""
         columns = torch.arange(self.columns, dtype=torch.int32, device=self.rows.device)
         return columns % self.length if self.length else columns
+
+    def ends(self, first: Tensor, last: Tensor) -> Tensor:
+        """Where a sum begins in the rows ``first: (r 1)`` and where it ends in the rows ``last: (r 1)``: ``(r c)``."""
+        along = self.along()[None, :]
+        return (first & (along == 0)) | (last & (along == (self.length or self.columns) - 1))
 
     def block(self) -> Tensor:
         """An uninitialised block of the right shape and dtype."""
@@ -86,11 +97,23 @@ def signed(value: int) -> int:
 def _mix(x: Tensor) -> Tensor:
     """A 32-bit finaliser, constants of C. Wellons' low-bias search (nullprogram.com, 2018); overwrites ``x``."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
+    return _stir(x)
+
+
+def _stir(x: Tensor) -> Tensor:
+    """The finaliser without its first step, for what is random in all bits already; overwrites ``x``."""
     x *= signed(0x7FEB352D)
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
     x *= signed(0x846CA68B)
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     return x
+
+
+@functools.lru_cache(maxsize=64)
+def _column_hash(columns: int, device: torch.device) -> Tensor:
+    """32 random bits per column as int32: ``(c,)``; shared, not to be written to."""
+    numbers = torch.arange(columns, dtype=torch.int32, device=device)
+    return _mix(numbers * signed(0x85EBCA77) + 2)
 
 
 def bits(pattern: Tensor) -> Tensor:
@@ -110,9 +133,10 @@ def normals(request: Request) -> Tensor:
 
     The bits below fill float32's mantissa; without them most sums in float32 would be exact and show no order.
     """
-    first, second = request.hash(0), request.hash(1)
+    first = request.hash(0)
+    second = _stir(first ^ signed(0x9E3779B1))
     total = (first & 0xFFFF) + ((first >> 16) & 0xFFFF) + (second & 0xFFFF) + ((second >> 16) & 0xFFFF)
-    below = ((first ^ second) * signed(0x9E3779B1) >> 26) & 63
+    below = ((first ^ second) >> 13) & 63
     return (((total - 131070) * 64 + below).to(torch.float32) * (1.75 / (65536 * 64))).to(request.torch_dtype)
 
 
@@ -120,7 +144,7 @@ def spread(request: Request) -> Tensor:
     """Full random mantissas with exponents spread evenly over +-20 (-10 to 5 where the dtype's range is fp16's)."""
     noise = request.hash(2)
     low, count = (-10, 16) if request.narrow else (-20, 41)
-    exponent = ((request.hash(3) & 0x7FFFFFFF) % count + (127 + low)) << 23
+    exponent = (((noise >> 23) & 0xFF) % count + (127 + low)) << 23
     return bits((noise & (_SIGN | _MANTISSA)) | exponent).to(request.torch_dtype)
 
 
@@ -131,10 +155,11 @@ def cancelling(request: Request) -> Tensor:
     """
     along = request.along()
     columns = torch.arange(request.columns, dtype=torch.int64, device=request.rows.device)
-    paired = request.hash(4)[:, columns - (along & 1)]
+    noise = request.hash(4)
+    paired = noise[:, columns - (along & 1)]
     low, count = (-8, 12) if request.narrow else (-12, 25)
     exponent = (((paired >> 23) & 0xFF) % count + (127 + low)) << 23
-    jitter = (request.hash(5) & 7) << (13 if request.narrow else 16)
+    jitter = ((noise >> 8) & 7) << (13 if request.narrow else 16)
     sign = (along & 1) << 31 if request.operand == 0 else along & 0
     return bits((((paired & _MANTISSA) | exponent) ^ jitter) | sign[None, :]).to(request.torch_dtype)
 
@@ -173,19 +198,22 @@ def subnormals(request: Request) -> Tensor:
 
 
 def infinities(request: Request) -> Tensor:
-    """Normals with an infinity of either sign in one element of 64, and whole rows of either."""
+    """Normals with an infinity of either sign in one element of 64 and at either end of some rows, and whole rows."""
     noise = request.hash(8)
+    kind = (request.rows % 7)[:, None]
     sign = torch.where(noise < 0, -torch.inf, torch.inf)
-    values = torch.where((noise & 63) == 0, sign, normals(request).to(torch.float32))
-    place = (request.rows % 7)[:, None]
-    values = torch.where(place == 3, -torch.inf, torch.where(place == 5, torch.inf, values))
+    values = torch.where(((noise & 63) == 0) | request.ends(kind == 1, kind == 6), sign, normals(request).float())
+    values = torch.where(kind == 3, -torch.inf, torch.where(kind == 5, torch.inf, values))
     return values.to(request.torch_dtype)
 
 
 def not_numbers(request: Request) -> Tensor:
-    """Normals with NaN, one payload for the whole case, somewhere in every third row; other rows must not notice."""
-    noise = request.hash(9)
-    hit = ((noise & 31) == 0) & (request.rows % 3 == 0)[:, None]
+    """Normals with NaN, one payload for the whole case, somewhere in every third row, at either end of some.
+
+    Other rows must not notice.
+    """
+    kind = (request.rows % 9)[:, None]
+    hit = (((request.hash(9) & 31) == 0) & (kind % 3 == 0)) | request.ends(kind == 0, kind == 3)
     values = normals(request)
     values.view(INTEGERS[values.element_size()]).masked_fill_(hit, nan_of(request.dtype, request.seed))
     return values

@@ -18,7 +18,9 @@ from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
 
 POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
-_BLOCK_ELEMENTS = 1 << 20  # a block and its temporaries take about 30 MB
+# A block and what it is made of take about 28 bytes an element: few large blocks where the problem is large itself.
+_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 20, 1 << 23
+_BYTES_PER_ELEMENT = 32
 
 
 def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, device: torch.device) -> torch.Tensor | None:
@@ -37,10 +39,16 @@ def empty(kernel: Kernel, problem: Problem, arg: Argument, device: torch.device,
 
 
 class Maker:
-    """Makes input tensors for one kernel on one device; ``families`` may grow while it is used."""
+    """Makes input tensors for one kernel on one device; ``families`` may grow while it is used.
 
-    def __init__(self, kernel: Kernel, families: Mapping[str, InputFamily], device: torch.device) -> None:
+    ``own_bytes`` is the size of the problem's own tensors, which bounds what making them may take.
+    """
+
+    def __init__(
+        self, kernel: Kernel, families: Mapping[str, InputFamily], device: torch.device, own_bytes: int = 0
+    ) -> None:
         self._kernel, self._families, self._device = kernel, families, device
+        self._block_elements = min(max(_LEAST_BLOCK, own_bytes // _BYTES_PER_ELEMENT), _LARGEST_BLOCK)
         data = [name for name in kernel.parameters if name in kernel.args and kernel.args[name].kind == "data"]
         self._operands = {name: number for number, name in enumerate(data)}
         self._contracted = _contracted(kernel)
@@ -54,7 +62,7 @@ class Maker:
             numbers = torch.arange(ordered.shape[0], dtype=torch.int32, device=self._device)
         columns = max(ordered[0].numel(), 1) if len(numbers) else 1
         length = ordered.shape[-1] if ordered.dim() > 1 else 1
-        step = max(1, _BLOCK_ELEMENTS // columns)
+        step = max(1, self._block_elements // columns)
         for start in range(0, len(numbers), step):
             rows = numbers[start : start + step]
             operand = self._operands.get(arg.name, 0)

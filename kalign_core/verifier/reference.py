@@ -16,7 +16,7 @@ from kalign_core.errors import CandidateFailed, NotTunable
 from kalign_core.records import Case
 from kalign_core.verifier.bench import Bench, Run
 from kalign_core.verifier.bound import Bound
-from kalign_core.verifier.checks import DIGEST_ELEMENTS, DIGEST_FAMILIES, FILLS, batch, layouts
+from kalign_core.verifier.checks import DIGEST_ELEMENTS, DIGEST_FAMILIES, FILLS, batch, batch_base, layouts
 from kalign_core.verifier.compare import as_integers, digest, first_difference, first_unlike, follows, untouched
 from kalign_core.verifier.flight import random_states
 from kalign_core.verifier.repeat import content_text
@@ -120,7 +120,7 @@ class Reference:
             return
         for case in batch(self.bench):
             if all(dim == self.bench.kernel.rows for dim, _ in case.dims):
-                base = self._base(Case("", family=case.family, seed=case.seed, variant=case.variant))
+                base = self._base(batch_base(self.bench, case.variant))
                 self._check_rows_of(case, self.run(case), base)
 
     def _check_rows_of(self, case: Case, run: Run, base: Run) -> None:

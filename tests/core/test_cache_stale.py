@@ -173,5 +173,3 @@ def test_prune_fails_where_the_file_cannot_be_written(
     result = kalign("prune", "--yes")
     assert (result.exit_code, len(stored(folder))) == (1, 2)
     assert "nothing was removed" in result.stdout
-
-

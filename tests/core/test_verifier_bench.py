@@ -168,12 +168,36 @@ def test_the_callers_order_of_arguments_is_kept() -> None:
 def test_inputs_are_made_once_per_case() -> None:
     """Fill, repeats, way and wide outputs are not the inputs' business; anything else makes new ones."""
     bench = sums_bench()
-    kept = bench.inputs(Case("a"))
+    kept = bench.inputs(Case("a"))["x"]
     for same in (Case("b"), Case("a", fill=0), Case("a", repeats=9), Case("a", how="graph"), Case("a", variant="wide")):
-        assert bench.inputs(same) is kept
+        assert bench.inputs(same)["x"] is kept
     for other in (Case("a", seed=1), Case("a", shift=1), Case("a", variant="padded"), Case("a", dims=(("T", 3),))):
-        assert bench.inputs(other) is not kept
-        kept = bench.inputs(other)
+        assert bench.inputs(other)["x"] is not kept
+        kept = bench.inputs(other)["x"]
+
+
+def test_what_has_no_rows_is_kept_while_rows_move() -> None:
+    """A matrix of weights is not made again for every number of rows."""
+    bench = sums_bench()
+    weight = bench.inputs(Case("a"))["weight"]
+    for moved in (Case("a", shift=1), Case("a", dims=(("T", 3),)), Case("a", neighbours="nan", kept=(0,))):
+        assert bench.inputs(moved)["weight"] is weight
+    assert bench.inputs(Case("a", family="spread"))["weight"] is not weight
+
+
+@pytest.mark.parametrize(("elements", "rows"), [(1 << 30, 4096), (1 << 20, 1024), (1 << 10, 64)])
+def test_a_reduced_case_has_fewer_rows_and_64_at_least(elements: int, rows: int) -> None:
+    """As many as fit the bound, by the largest tensor; a problem that fits stays whole."""
+    case = sums_bench(sums_problem(4096, 1024)).reduced(Case("a", family="spread"), elements)
+    assert dict(case.dims).get("T", 4096) == rows
+    assert (case.family, bool(case.dims)) == ("spread", rows < 4096)
+
+
+def test_a_kernel_without_rows_is_reduced_along_its_bucket() -> None:
+    """A sum over the batch is taken over less of it."""
+    bench = Bench(CpuPlatform(), adds, dense_problem(adds, {"T": 512, "H": 8}, {"x": "fp32", "out": "fp32"}), -1)
+    assert bench.growing == "T"
+    assert bench.reduced(Case("a"), 800).dims == (("T", 100),)
 
 
 def test_a_write_to_an_input_is_named_and_undone() -> None:

@@ -24,10 +24,7 @@ PACKAGES = ("kalign_core", "kalign_cuda", "kalign_rocm")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 HOOKS: dict[str, Callable[..., Any]] = {
-    name: function
-    for spec in hookspecs.SPECS
-    for name, function in vars(spec).items()
-    if name.startswith("kalign_")
+    name: function for spec in hookspecs.SPECS for name, function in vars(spec).items() if name.startswith("kalign_")
 }
 LONGEST_FILE = 400
 LONGEST_FUNCTION = 60
