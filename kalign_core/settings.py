@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class Settings:
     disabled_plugins: tuple[str, ...] = ()
     strict: bool = False
     tune_budget_s: float = 600.0
-    sources: Mapping[str, str] = None  # type: ignore[assignment]  # filled in by read(); a plain Settings() has none
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def _mode(text: str) -> str:
@@ -52,6 +52,10 @@ def _switch(text: str) -> bool:
     if text.lower() in ("0", "false", "no", "off"):
         return False
     raise BadArgument(f"KALIGN_STRICT={text!r} is neither on nor off", fix="export KALIGN_STRICT=1")
+
+
+def _folder(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # what follows an equals sign is not always expanded by the shell
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -72,7 +76,7 @@ def _seconds(text: str) -> float:
 VARIABLES: Mapping[str, Variable] = {
     "mode": Variable("KALIGN_MODE", "mode of every operator call: " + ", ".join(MODES), "off", _mode),
     "platform": Variable("KALIGN_PLATFORM", "the platform to use; it works or kalign says why not", "chosen", str),
-    "cache_dir": Variable("KALIGN_CACHE_DIR", "folder of the devices' files", "the user's cache folder", Path),
+    "cache_dir": Variable("KALIGN_CACHE_DIR", "folder of the devices' files", "the user's cache folder", _folder),
     "plugins": Variable("KALIGN_PLUGINS", "entry-point names to load, and no others", "all", _names),
     "disabled_plugins": Variable("KALIGN_DISABLE_PLUGINS", "entry-point names not to load", "none", _names),
     "strict": Variable("KALIGN_STRICT", "1 makes a broken plugin an error", "0", _switch),
@@ -87,9 +91,9 @@ def read(variables: Mapping[str, str] | None = None) -> Settings:
     variables = os.environ if variables is None else variables
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for field, variable in VARIABLES.items():
+    for name, variable in VARIABLES.items():
         text = variables.get(variable.name, "")
-        sources[field] = variable.name if text else "default"
+        sources[name] = variable.name if text else "default"
         if text:
-            values[field] = variable.read(text)
+            values[name] = variable.read(text)
     return Settings(**values, sources=sources)

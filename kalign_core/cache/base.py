@@ -6,7 +6,6 @@ fault costs one warning, and the decision stays in memory.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,21 +58,19 @@ class MemoryStore(Store):
     name = "memory"
 
     def __init__(self) -> None:
+        # No lock: each step on a dictionary is whole, and a child of fork could inherit one that is held.
         self._entries: dict[str, dict[EntryKey, Entry]] = {}
-        self._lock = threading.Lock()
 
     def lookup(self, identity: Identity, key: EntryKey) -> Entry | None:
         return self._entries.get(identity.key, {}).get(key)
 
     def put(self, identity: Identity, entry: Entry) -> bool:
-        with self._lock:
-            self._entries.setdefault(identity.key, {})[entry.key] = entry
+        self._entries.setdefault(identity.key, {})[entry.key] = entry
         return False
 
     def entries(self, identity: Identity) -> tuple[Entry, ...]:
-        return tuple(self._entries.get(identity.key, {}).values())
+        return tuple(self._entries.get(identity.key, {}).copy().values())
 
     def remove(self, identity: Identity, keys: Iterable[EntryKey]) -> int:
-        with self._lock:
-            known = self._entries.get(identity.key, {})
-            return sum(known.pop(key, None) is not None for key in set(keys))
+        known = self._entries.get(identity.key, {})
+        return sum(known.pop(key, None) is not None for key in set(keys))

@@ -53,6 +53,15 @@ def _platform() -> Platform:
         return _made[0]
 
 
+def _renew_lock() -> None:
+    """A child of fork must not wait for a lock its parent held; what was made stays."""
+    global _making
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _choose() -> tuple[Plugins, Selection, Exception | None]:
     """Plugins, selection, and the error to raise on access. A value that cannot be read costs the choice alone."""
     error: Exception | None = None

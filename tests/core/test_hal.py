@@ -188,3 +188,29 @@ def test_a_factory_that_failed_is_tried_again(hal: Callable[..., Any]) -> None:
 def test_other_names_are_no_attributes(hal: Callable[..., Any]) -> None:
     """Reading a name that the package does not have is an AttributeError, as of any module."""
     assert hal("out = hasattr(hal, 'platfrom')")[1] is False
+
+
+HELD_OVER_A_FORK = """
+import os, signal, threading, time
+from kalign_core import hal
+
+def hold():
+    with hal._making:
+        held.set()
+        time.sleep(60)
+
+held = threading.Event()
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(30)
+    os._exit(0 if hal.platform.name == "cpu" else 1)
+print("status", os.waitpid(pid, 0)[1])
+"""
+
+
+def test_a_child_of_fork_does_not_wait_for_the_parents_lock(child) -> None:
+    """A child forked while another thread makes the platform makes its own."""
+    ran = child(HELD_OVER_A_FORK)
+    assert ran.stdout.splitlines()[-1:] == ["status 0"], ran.stderr

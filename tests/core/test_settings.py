@@ -89,3 +89,9 @@ def test_every_field_has_a_variable() -> None:
 def test_foreign_variables_are_let_be() -> None:
     """Variables that are not in the table change nothing."""
     assert read({"KALIGN_MOOD": "good", "PATH": "/bin"}) == read({})
+
+
+def test_a_cache_folder_may_be_given_from_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``~`` in KALIGN_CACHE_DIR is the home folder, as a user who types it means."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert read({"KALIGN_CACHE_DIR": "~/decisions"}).cache_dir == Path("/home/someone/decisions")
