@@ -35,6 +35,8 @@ from kalign_core import plugins
 from kalign_core.settings import read
 plugins.BUILTIN = {"core-platforms": "kalign_core.embedded"}
 plugins.IN_CHECKOUT = {}
+every = plugins._distributions  # kalign itself may be installed here or not: its vendors are not the point
+plugins._distributions = lambda path: [found for found in every(path) if found.metadata["Name"] != "kalign"]
 found = plugins.load(read())
 print(json.dumps({"rows": [dataclasses.asdict(row) for row in found.rows],
                   "platforms": [record.name for record in found.platforms()]}))
