@@ -21,7 +21,9 @@ from tests.core.verifier_samples import (
     FAMILIES,
     adds,
     ascending,
+    backwards,
     bound,
+    changed,
     gate,
     good,
     refutation_of,
@@ -30,20 +32,6 @@ from tests.core.verifier_samples import (
 )
 
 Tensor = torch.Tensor
-
-
-def changed(change: Callable[..., None]) -> Callable[..., None]:
-    """``good`` with ``change(x, weight, out, total, T)`` after it."""
-
-    def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int, *rest: Any) -> None:
-        good(x, weight, out, total, T, *rest)
-        change(x, weight, out, total, T)
-
-    return launch
-
-
-def backwards(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
-    total.copy_(ascending((x.float() * weight.float()).flip(-1)))
 
 
 # --- the reference ------------------------------------------------------------------------------------------------

@@ -113,3 +113,18 @@ def tensor_of(bench: Bench, case: Case, name: str) -> Tensor:
 def bound(bench: Bench, launch: Launch) -> Bound:
     """``launch`` as a candidate that has a kernel and a configuration, and so a command to repeat it."""
     return bench.bound(Config(enable_fp_fusion=False), launch)
+
+
+def changed(change: Callable[..., None]) -> Callable[..., None]:
+    """``good`` with ``change(x, weight, out, total, T)`` after it."""
+
+    def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int, *rest: Any) -> None:
+        good(x, weight, out, total, T, *rest)
+        change(x, weight, out, total, T)
+
+    return launch
+
+
+def backwards(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
+    """Change ``total`` to the sum taken from the row's other end."""
+    total.copy_(ascending((x.float() * weight.float()).flip(-1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -52,3 +53,36 @@ def test_the_two_commands_are_written_out() -> None:
     assert command + "demo" in text
     assert command + "tests" in text
     assert command + "tests" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+ROW = re.compile(r"^\| (?:`(\w+)`[^|]*)?\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.MULTILINE)
+
+
+def measured(operator: str, shape: str) -> list[float]:
+    """Cold microseconds of tuned, reference and torch for a row of the README, from what was kept."""
+    file = "matmul" if operator == "matmul" else "main-job"
+    problems = json.loads((RESULTS / f"h200-triton-3.6-{file}.json").read_text(encoding="utf-8"))["use"]["problems"]
+    sizes = [int(size) for size in re.findall(r"\d+", shape)]
+    (found,) = (p for p in problems if p["op"] == operator and list(p["sizes"].values())[: len(sizes)] == sizes)
+    return [found["times"]["cold"][name]["us"] for name in ("tuned", "off", "torch")]
+
+
+def test_the_gains_are_those_that_were_measured() -> None:
+    """Every time in the README's table is a kept result's, rounded to the digits shown."""
+    rows = ROW.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(rows) == 7
+    operator = ""
+    for name, shape, *shown in rows:
+        operator = name or operator
+        for text, value in zip(shown, measured(operator, shape), strict=True):
+            digits = len(text.partition(".")[2])
+            assert abs(float(text) - value) <= 0.5 * 10**-digits + 1e-9, (operator, shape, text, value)
+
+
+def test_the_refuted_kernels_are_those_that_were_counted() -> None:
+    """The README's counts of bad kernels are the kept result's."""
+    counts = json.loads((RESULTS / "h200-triton-3.6-bad-kernels.json").read_text(encoding="utf-8"))["counts"]
+    said = f"Of {counts['strict']['of']} deliberately bad kernels the quick suite refutes {counts['quick']['refuted']}"
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{said}, the strict one all {counts['strict']['refuted']}." in text
