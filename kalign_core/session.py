@@ -13,7 +13,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Session:
         self._lost = ""
         self.observer = Observer()
         # What operators may launch at once for calls they have seen, by everything that was checked about them.
-        self.calls: dict[Any, tuple[Any, ...]] = {}
+        self.calls: dict[Any, Callable[..., Any]] = {}
         self.recorded: list[Recorded] = []
 
     # --- parts, made when first needed ----------------------------------------------------------------------------

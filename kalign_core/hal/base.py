@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from kalign_core.records import Condition, DeviceModel, Identity, Problem, Toolchain
 
@@ -18,7 +18,24 @@ if TYPE_CHECKING:
     from kalign_core.records import Config
 
 Launch = Callable[..., None]
-"""A prebound launch: called with the kernel's run-time arguments, positionally, in parameter order."""
+"""A prebound launch: called with the kernel's run-time arguments, positionally, in parameter order.
+
+One that has a method ``pin(args)`` gives a ``Pinned`` for calls like ``args``, or None where it has none to give.
+"""
+
+
+class Pinned(NamedTuple):
+    """A launch for one grid, down to the driver call.
+
+    ``shoot(stream(), (*tensors, *numbers, *constants))`` launches, tensors given by their addresses; whoever calls it
+    has settled their dtype, device and alignment. It may be called only right after ``ready()`` held: the device is
+    current and nobody listens to launches.
+    """
+
+    ready: Callable[[], bool]
+    stream: Callable[[], int]
+    shoot: Callable[[int, tuple[Any, ...]], None]
+    constants: tuple[Any, ...]
 
 
 class Sampler(ABC):

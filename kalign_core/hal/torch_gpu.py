@@ -6,12 +6,14 @@ Vendor plugins inherit and add identity, limits and toolchain. torch calls both 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kalign_core.declare import lower
 from kalign_core.errors import CandidateFailed, DeviceLost
-from kalign_core.hal.base import Launch, Platform, Sampler, Timer
+from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer
 from kalign_core.hal.binding import grid_lookup
 from kalign_core.records import Problem
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from kalign_core.records import Config
 
 log = logging.getLogger("kalign")
+MOST_LOADED = 512
+_loaded: dict[Any, tuple[Any, Prebound]] = {}
 
 
 class TorchGpuPlatform(Platform):
@@ -70,7 +74,6 @@ class TorchGpuPlatform(Platform):
 
     def compile(self, kernel: Kernel, problem: Problem, config: Config, device: int) -> Any:
         """Compile for ``device``: the compiler's own cache answers what a worker has compiled already."""
-        from kalign_core.declare import lower
         from kalign_core.hal import triton_compat
 
         target = self.compile_target(device)
@@ -84,12 +87,19 @@ class TorchGpuPlatform(Platform):
         device = next(a.get_device() for a in args if hasattr(a, "get_device"))
         find_grid = grid_lookup(kernel, problem, config)
         find_grid(args)
-        with self.on(device):
-            compiled = self.compile(kernel, problem, config, device)
-            prebound = triton_compat.Prebound(compiled)
+        # Problems that differ in sizes alone often compile to one kernel: each is loaded once.
+        key = (kernel, lower(kernel, problem, config), self.compile_target(device), device)
+        loaded = _loaded.get(key)
+        if loaded is None:
+            with self.on(device):
+                compiled = self.compile(kernel, problem, config, device)
+                loaded = (compiled, triton_compat.Prebound(compiled))
+            if len(_loaded) >= MOST_LOADED:
+                _loaded.clear()
+            _loaded[key] = loaded
         constants = kernel.constants_for(problem, config)
         tail = tuple(constants[name] for name in kernel.constants)
-        return DeviceLaunch(compiled, prebound, find_grid, tail, device, triton_compat.globals_guard(kernel.fn))
+        return DeviceLaunch(*loaded, find_grid, tail, device, triton_compat.globals_guard(kernel.fn))
 
 
 class DeviceLaunch:
@@ -124,32 +134,13 @@ class DeviceLaunch:
         with torch.cuda.device(device):
             self._prebound.launch(x, y, z, self._stream(device), (*args, *self._tail))
 
-    def pin(self, tensors: Sequence[Any], numbers: tuple[Any, ...]) -> Callable[..., None]:
-        """This launch for calls like ``(*tensors, *numbers)``: a function of the tensors alone, in one frame.
-
-        Tensors are passed as addresses: the caller's key has settled dtype, device and alignment.
-        """
-        import torch
-
-        pinned = self._prebound.pin(self._find_grid((*tensors, *numbers)))
-        if pinned is None or self._check is not None:
-            return lambda *given: self(*given, *numbers)
-        current, stream_of, device, tail = self._current, self._stream, self._device, (*numbers, *self._tail)
-        chains = self._prebound.chains
-        address = _address if any(tensor is None for tensor in tensors) else torch.Tensor.data_ptr
-        from kalign_core.hal.triton_compat import listening
-
-        def launch(*given: Any) -> None:
-            if listening(chains) or current() != device:
-                self(*given, *numbers)
-            else:
-                pinned(stream_of(device), (*map(address, given), *tail))
-
-        return launch
-
-
-def _address(tensor: Any) -> int | None:
-    return None if tensor is None else int(tensor.data_ptr())
+    def pin(self, args: Sequence[Any]) -> Pinned | None:
+        """This launch for the grid of ``args``; None where it needs more than the driver call."""
+        shoot = self._prebound.pin(self._find_grid(args))
+        if shoot is None or self._check is not None:
+            return None
+        ready = self._prebound.silent_on(self._current, self._device)
+        return Pinned(ready, functools.partial(self._stream, self._device), shoot, self._tail)
 
 
 class GraphTimer(Timer):

@@ -116,15 +116,26 @@ class Prebound:
     def pin(self, grid: tuple[int, int, int]) -> Callable[[int, tuple[Any, ...]], None] | None:
         """The driver call alone for one ``grid``: ``(stream, arguments)``; None where there is no fast launch.
 
-        Whoever calls it has to ask ``listening(self.chains)`` before each launch.
+        Whoever calls it has to ask ``silent_on`` before each launch.
         """
         pinned: Callable[[int, tuple[Any, ...]], None] | None = self._entry(*grid) if self.fast else None
         return pinned
 
-    @property
-    def chains(self) -> tuple[Any, Any]:
-        """The launch hooks as they were when this was made."""
-        return self._chains
+    def silent_on(self, current: Callable[[], int], device: int) -> Callable[[], bool]:
+        """A question in one frame: whether ``device`` is the ``current()`` one and nobody is to be told of launches."""
+        runtime = triton.knobs.runtime
+        enter, leave = self._chains
+
+        def silent() -> bool:
+            return (
+                current() == device
+                and not enter.calls
+                and not leave.calls
+                and runtime.launch_enter_hook is enter
+                and runtime.launch_exit_hook is leave
+            )
+
+        return silent
 
 
 def listening(chains: tuple[Any, Any]) -> bool:

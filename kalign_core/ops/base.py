@@ -7,16 +7,16 @@ gradient is needed. Nothing here knows a vendor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
-from kalign_core import session
 from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, UnknownName
-from kalign_core.hal.base import Launch
-from kalign_core.launch import MEMO_LIMIT
+from kalign_core.hal import torch_compat
+from kalign_core.ops.hits import span
+from kalign_core.ops.recall import allocate
 from kalign_core.problems import one_device
 from kalign_core.records import DTYPES
 
@@ -83,47 +83,6 @@ class Operator(ABC):
         return f"<operator {self.name}>"
 
 
-def launch(kernel: Kernel, *args: Any) -> Launch | None:
-    """Launch ``kernel`` through its site in the current session; gives the launch if it stands for all such calls."""
-    if torch.compiler.is_compiling():
-        return eager(launch, kernel, *args)  # type: ignore[no-any-return]  # what this returns
-    return session.current().site(kernel)(*args)
-
-
-def eager(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call ``function`` outside what ``torch.compile`` traces: it sees no shapes and tunes nothing while tracing."""
-    return torch.compiler.disable(function)(*args, **options)  # type: ignore[no-untyped-call]  # torch's decorator
-
-
-def remember(
-    key: Any, known: Launch | None, tensors: Sequence[Any], numbers: tuple[Any, ...], given: Sequence[Any], *like: Any
-) -> None:
-    """Let the next call with ``key`` launch at once what was launched for ``(*tensors, *numbers)``.
-
-    ``key`` holds everything the operator checked and the launch depends on. What is kept is a function of the tensors
-    and, for each of ``like``, a template that ``torch.empty_like`` makes an output from. Nothing is kept where the
-    launch does not stand for good, or where one of ``given`` had to be copied into its place among ``tensors``.
-    """
-    if known is None:
-        return
-    for ours, theirs in zip(tensors, given, strict=False):
-        if theirs is not None and ours.data_ptr() != theirs.data_ptr():
-            return
-    pin = getattr(known, "pin", None)
-    launch_at_once = pin(tensors, numbers) if pin is not None else lambda *now: known(*now, *numbers)
-    calls = session.current().calls
-    if len(calls) >= MEMO_LIMIT:
-        calls.clear()
-    # One element, expanded: empty_like is the cheapest way torch has to allocate a given shape.
-    templates = [t.new_empty(()).expand(t.shape) for t in like]
-    calls[key] = (launch_at_once, *templates)
-
-
-def fresh(template: torch.Tensor) -> torch.Tensor:
-    """A new dense tensor with shape, dtype and device of ``template``."""
-    return torch.empty_like(template, memory_format=torch.contiguous_format)
-
-
 # --- argument checks ----------------------------------------------------------------------------------------------
 
 
@@ -138,12 +97,7 @@ def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.
 
     Nothing that needs a gradient, and no memory shared with an input, unless ``in_place`` allows exactly the same one.
     """
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (out, *inputs.values())):
-        raise BadArgument(
-            f"{owner}: out= with tensors that require gradients",
-            why="autograd cannot go back through a result that is written over",
-            fix="leave out= away, or call it under torch.no_grad()",
-        )
+    no_gradients(owner, out, *inputs.values())
     for name, tensor in inputs.items():
         same = (out.data_ptr(), out.stride()) == (tensor.data_ptr(), tensor.stride())
         if _overlap(out, tensor) and not (in_place and same):
@@ -152,28 +106,31 @@ def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.
                 why="an element could be written before it is read",
                 fix=f"out=torch.empty_like({name})" if in_place else "leave out= away",
             )
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # a kernel's writes are invisible to autograd
+    torch_compat.written_marker(out)(out)
+
+
+def no_gradients(owner: str, *tensors: torch.Tensor) -> None:
+    """Raise ``BadArgument`` where a call with ``out=`` would have to be differentiated."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise BadArgument(
+            f"{owner}: out= with tensors that require gradients",
+            why="autograd cannot go back through a result that is written over",
+            fix="leave out= away, or call it under torch.no_grad()",
+        )
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether ``a`` and ``b`` may share an element; slices of one row-major buffer beside each other do not."""
     if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
-    (a_start, a_end), (b_start, b_end) = _span(a), _span(b)
-    if a_end <= b_start or b_end <= a_start:
+    a_start, b_start = a.data_ptr(), b.data_ptr()
+    if a_start + span(a) <= b_start or b_start + span(b) <= a_start:
         return False
     if a.dim() == b.dim() == 2 and a.stride() == b.stride() and a.stride(1) == 1:
         item, pitch = a.element_size(), a.stride(0) * a.element_size()
         apart = (b_start - a_start) % pitch if pitch else 0
         return not a.shape[1] * item <= apart <= pitch - b.shape[1] * item
     return True
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of the first byte of ``tensor`` and the first behind it."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def rows_of(owner: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,7 +175,7 @@ def output_like(owner: str, out: torch.Tensor | None, shape: Sequence[int], like
     Raises ``BadArgument`` where ``out`` has another shape, dtype or device, or its last axis is not dense.
     """
     if out is None:
-        return torch.empty(tuple(shape), dtype=like.dtype, device=like.device)
+        return allocate(shape, like.dtype, like.device)
     if out.shape != torch.Size(shape) or out.dtype != like.dtype or out.device != like.device:
         raise BadArgument(
             f"{owner}: out is {tuple(out.shape)} {out.dtype} on {out.device}",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kalign_core import context, session
+from kalign_core import context
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.ops.autograd import first_order
@@ -16,15 +16,22 @@ from kalign_core.ops.base import (
     Sizes,
     check_dtype,
     check_out,
-    eager,
-    fresh,
-    launch,
+    no_gradients,
     output_like,
     random_tensor,
-    remember,
     tensors_only,
 )
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import answer, launch
 from kalign_core.problems import one_device
+
+# By whether there are a bias and an out.
+_FORMS = {
+    (False, False): "matmul",
+    (True, False): "matmul(bias)",
+    (False, True): "matmul(out=)",
+    (True, True): "matmul(bias, out=)",
+}
 
 
 class Matmul(Operator):
@@ -49,11 +56,9 @@ class Matmul(Operator):
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return eager(self, a, b, bias, out=out)  # type: ignore[no-any-return]  # what this returns
+            return _traced(a, b, bias, out)
         try:
-            if out is not None:
-                check_out("matmul", out, in_place=False, **_given(a, b, bias))
-            elif _requires_gradient(a, b, bias) and torch.is_grad_enabled():
+            if out is None and torch.is_grad_enabled() and _requires_gradient(a, b, bias):
                 return _Matmul.apply(a, b, bias)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(a, b, bias, out)
         except AttributeError:
@@ -74,36 +79,41 @@ class Matmul(Operator):
 def forward(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The operator without gradients: one look-up and one launch for a call like one before."""
-    key = (
-        "matmul", context.current(),
-        a.__class__, a.shape, a.stride(), a.dtype, a.device, a.data_ptr() & 15,
-        b.__class__, b.shape, b.stride(), b.dtype, b.device, b.data_ptr() & 15,
-        bias is not None and (bias.shape, bias.stride(), bias.dtype, bias.device, bias.data_ptr() & 15),
-        out is not None and (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15),
-    )  # fmt: skip
-    known = session.current().calls.get(key)
-    if known is None:
-        return _first(key, a, b, bias, out)
-    launch_known, template = known
-    if out is None:
-        out = fresh(template)
-    launch_known(a, b, bias, out)
-    return out
+    """The operator without gradients."""
+    key = (_FORMS[bias is not None, out is not None], a.shape, b.shape)
+    given = (a, b) if bias is None else (a, b, bias)
+    if out is not None:
+        given = (*given, out)
+    return answer(key, given, _forward, (a, b, bias, out), out is not None)  # type: ignore[no-any-return]  # as _forward
 
 
-def _first(
-    key: Any, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
+def gradient_a(b: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    """Gradient of a: ``(... K)``, for an upstream gradient ``d_out: (... N)``."""
+    return forward(_as_rows(d_out), b.t()).view(*d_out.shape[:-1], b.shape[0])
+
+
+def gradient_b(a: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    """Gradient of b: ``(K N)``, for an upstream gradient ``d_out: (... N)``.
+
+    The number of rows is this product's K: tuning for each would never end, so it is looked up, not tuned.
+    """
+    call = context.current()
+    with context.restored(call._replace(mode="read") if call.mode == "tune" else call):
+        return forward(_as_rows(a).t(), _as_rows(d_out))
+
+
+def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
     _check(a, b, bias)
+    if out is not None:
+        check_out("matmul", out, in_place=False, **_given(a, b, bias))
     result = output_like("matmul", out, (*a.shape[:-1], b.shape[1]), a)
     if result.numel() == 0:
         return result
     if a.shape[-1] == 0:
         return result.zero_() if bias is None else result.copy_(bias.expand(result.shape))
     rows, c = _as_rows(a), _as_rows(result)
-    numbers = (rows.shape[0], b.shape[1], rows.shape[1], *rows.stride(), *b.stride(), *c.stride())
-    remember(key, launch(matmul_kernel, rows, b, bias, c, *numbers), (rows, b, bias, c), numbers, (a, b), result)
+    sizes = (rows.shape[0], b.shape[1], rows.shape[1], *rows.stride(), *b.stride(), *c.stride())
+    launch(matmul_kernel, rows, b, bias, c, *sizes)
     return result
 
 
@@ -149,13 +159,62 @@ class _Matmul(torch.autograd.Function):
     @first_order("matmul")
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         a, b = ctx.saved_tensors
-        rows, d_rows = _as_rows(a), _as_rows(d_out)
         need_a, need_b, need_bias = ctx.needs_input_grad
         with context.restored(ctx.call):
-            d_a = forward(d_rows, b.t()).view(a.shape) if need_a else None
-        # The number of rows is this product's K: tuning for each would never end, so it is looked up, not tuned.
-        quiet = ctx.call._replace(mode="read") if ctx.call.mode == "tune" else ctx.call
-        with context.restored(quiet):
-            d_b = forward(rows.t(), d_rows) if need_b else None
-        d_bias = d_rows.sum(0, dtype=torch.float32).to(ctx.bias_dtype) if need_bias else None
-        return d_a, d_b, d_bias
+            d_a = gradient_a(b, d_out) if need_a else None
+            d_b = gradient_b(a, d_out) if need_b else None
+        return d_a, d_b, _bias_gradient(d_out, ctx.bias_dtype) if need_bias else None
+
+
+def _bias_gradient(d_out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return _as_rows(d_out).sum(0, dtype=torch.float32).to(dtype)
+
+
+def _traced(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        return _opaque(a, b, bias)  # type: ignore[no-any-return]  # what this returns
+    no_gradients("matmul", out, *_given(a, b, bias).values())
+    _opaque_into(a, b, bias, out)
+    return out
+
+
+def _into(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    forward(a, b, bias, out)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    a, b, bias = inputs
+    ctx.save_for_backward(a, b)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _opaque_backward(ctx: Any, d_out: torch.Tensor) -> Any:
+    a, b = ctx.saved_tensors
+    need_a, need_b, need_bias = ctx.needs_input_grad
+    d_a = _opaque_gradient_a(b, d_out) if need_a else None
+    d_b = _opaque_gradient_b(a, d_out) if need_b else None
+    return d_a, d_b, _bias_gradient(d_out, ctx.bias_dtype) if need_bias else None
+
+
+_opaque_gradient_a = opaque(
+    "matmul_gradient_a(Tensor b, Tensor d_out) -> Tensor",
+    gradient_a,
+    lambda b, d_out: d_out.new_empty((*d_out.shape[:-1], b.shape[0])),
+)
+_opaque_gradient_b = opaque(
+    "matmul_gradient_b(Tensor a, Tensor d_out) -> Tensor",
+    gradient_b,
+    lambda a, d_out: a.new_empty((a.shape[-1], d_out.shape[-1])),
+)
+_opaque = opaque(
+    "matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    forward,
+    lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[1])),
+    save=_save,
+    backward=_opaque_backward,
+)
+_opaque_into = opaque(
+    "matmul_out(Tensor a, Tensor b, Tensor? bias, Tensor(a!) out) -> ()",
+    _into,
+    lambda a, b, bias, out: None,
+)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kalign_core import context, session
+from kalign_core import context
 from kalign_core.declare import cdiv
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.rms_norm import (
@@ -22,15 +22,14 @@ from kalign_core.ops.base import (
     Sizes,
     check_dtype,
     check_out,
-    eager,
-    fresh,
-    launch,
+    no_gradients,
     output_like,
     random_tensor,
-    remember,
     rows_of,
     tensors_only,
 )
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.problems import one_device
 
 MAX_ROW = 65536
@@ -61,12 +60,9 @@ class RMSNorm(Operator):
         self, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return eager(self, x, weight, eps, out=out)  # type: ignore[no-any-return]  # what this returns
+            return _traced(x, weight, eps, out)
         try:
-            if out is not None:
-                check_out("rms_norm", out, in_place=False, weight=weight)
-                check_out("rms_norm", out, in_place=True, x=x)
-            elif (x.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
+            if out is None and (x.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
                 return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(x, weight, eps, out)[0]
         except AttributeError:
@@ -89,59 +85,60 @@ def forward(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator without gradients: the result and ``rstd: (rows)`` in float32."""
-    key = (
-        "rms_norm", context.current(), eps,
-        x.__class__, x.shape, x.stride(), x.dtype, x.device, x.data_ptr() & 15,
-        weight.__class__, weight.shape, weight.stride(), weight.dtype, weight.device, weight.data_ptr() & 15,
-        out is not None and (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15),
-    )  # fmt: skip
-    known = session.current().calls.get(key)
-    if known is None:
-        return _first(key, x, weight, eps, out)
-    launch_known, template, side = known
     if out is None:
-        out = fresh(template)
-    rstd = fresh(side)
-    launch_known(x, weight, out, rstd)
-    return out, rstd
+        key, given = ("rms_norm", x.shape, eps), (x, weight)
+        return answer(key, given, _forward, (x, weight, eps))  # type: ignore[no-any-return]  # as _forward
+    key, all_ = ("rms_norm(out=)", x.shape, eps), (x, weight, out)
+    return answer(key, all_, _forward, (x, weight, eps, out), 1, (0,))  # type: ignore[no-any-return]  # as _forward
 
 
-def _first(
-    key: Any, x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None
+def gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    """Gradient of x for an upstream gradient ``d_out: (... H)``."""
+    given = (x, weight, rstd, d_out)
+    return answer(("rms_norm dx", x.shape), given, _gradient, given)  # type: ignore[no-any-return]  # as _gradient
+
+
+def weight_gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    """Gradient of weight for an upstream gradient ``d_out: (... H)``."""
+    given = (x, weight, rstd, d_out)
+    return answer(("rms_norm dweight", x.shape), given, _weight_gradient, given)  # type: ignore[no-any-return]  # as it
+
+
+def _forward(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _check(x, weight, eps)
+    if out is not None:
+        check_out("rms_norm", out, in_place=False, weight=weight)
+        check_out("rms_norm", out, in_place=True, x=x)
     result = output_like("rms_norm", out, x.shape, x)
     rows, o = rows_of("rms_norm", "x", x), rows_of("rms_norm", "out", result)
-    rstd = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
+    rstd = allocate((rows.shape[0],), torch.float32, x.device)
     if result.numel():
-        numbers = (*rows.shape, rows.stride(0), o.stride(0), float(eps))
-        tensors = (rows, weight, o, rstd)
-        remember(key, launch(rms_norm_kernel, *tensors, *numbers), tensors, numbers, (x, weight), result, rstd)
+        launch(rms_norm_kernel, rows, weight, o, rstd, *rows.shape, rows.stride(0), o.stride(0), float(eps))
     return result, rstd
 
 
-def backward(
-    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor, needs: tuple[bool, bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x and weight (those that ``needs`` asks for) for an upstream gradient ``d_out: (... H)``."""
+def _gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
     rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
-    d_x = torch.empty(x.shape, dtype=x.dtype, device=x.device) if needs[0] else None
-    if d_x is not None and d_x.numel():
+    d_x = allocate(x.shape, x.dtype, x.device)
+    if d_x.numel():
         o = rows_of("rms_norm", "gradient", d_x)
         launch(
             rms_norm_backward_kernel, rows, weight, rstd, d, o, *rows.shape, rows.stride(0), d.stride(0), o.stride(0)
         )
-    return d_x, _weight_gradient(rows, weight, rstd, d) if needs[1] else None
+    return d_x
 
 
-def _weight_gradient(rows: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def _weight_gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
     tokens, width = rows.shape
     if rows.numel() == 0:
         return torch.zeros_like(weight)
     blocks = cdiv(tokens, FOLD_ROWS)
-    partial = torch.empty((blocks, width), dtype=torch.float32, device=rows.device)
+    partial = allocate((blocks, width), torch.float32, rows.device)
     launch(rms_norm_dweight_kernel, rows, rstd, d, partial, tokens, width, rows.stride(0), d.stride(0))
-    d_weight = torch.empty_like(weight)
+    d_weight = allocate(weight.shape, weight.dtype, weight.device)
     launch(rms_norm_dweight_fold_kernel, partial, d_weight, blocks, width)
     return d_weight
 
@@ -177,5 +174,54 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         x, weight, rstd = ctx.saved_tensors
         with context.restored(ctx.call):
-            d_x, d_weight = backward(x, weight, rstd, d_out, ctx.needs_input_grad[:2])
+            d_x = gradient(x, weight, rstd, d_out) if ctx.needs_input_grad[0] else None
+            d_weight = weight_gradient(x, weight, rstd, d_out) if ctx.needs_input_grad[1] else None
         return d_x, d_weight, None
+
+
+def _traced(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        return _opaque(x, weight, eps)[0]  # type: ignore[no-any-return]  # what this returns
+    no_gradients("rms_norm", x, weight, out)
+    _opaque_into(x, weight, eps, out)
+    return out
+
+
+def _into(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor) -> None:
+    forward(x, weight, eps, out)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, weight, _ = inputs
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _opaque_backward(ctx: Any, d_out: torch.Tensor, _: Any) -> Any:
+    d_x = _opaque_gradient(*ctx.saved_tensors, d_out) if ctx.needs_input_grad[0] else None
+    d_weight = _opaque_weight_gradient(*ctx.saved_tensors, d_out) if ctx.needs_input_grad[1] else None
+    return d_x, d_weight, None
+
+
+_opaque_gradient = opaque(
+    "rms_norm_gradient(Tensor x, Tensor weight, Tensor rstd, Tensor d_out) -> Tensor",
+    gradient,
+    lambda x, weight, rstd, d_out: x.new_empty(x.shape),
+)
+_opaque_weight_gradient = opaque(
+    "rms_norm_weight_gradient(Tensor x, Tensor weight, Tensor rstd, Tensor d_out) -> Tensor",
+    weight_gradient,
+    lambda x, weight, rstd, d_out: weight.new_empty(weight.shape),
+)
+_opaque = opaque(
+    "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    forward,
+    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)),
+    save=_save,
+    backward=_opaque_backward,
+)
+_opaque_into = opaque(
+    "rms_norm_out(Tensor x, Tensor weight, float eps, Tensor(a!) out) -> ()",
+    _into,
+    lambda x, weight, eps, out: None,
+)

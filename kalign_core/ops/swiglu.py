@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kalign_core import context, session
+from kalign_core import context
 from kalign_core.kernels.swiglu import swiglu_backward_kernel, swiglu_kernel
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import (
@@ -15,15 +15,14 @@ from kalign_core.ops.base import (
     check_dtype,
     check_out,
     check_same,
-    eager,
-    fresh,
-    launch,
+    no_gradients,
     output_like,
     random_tensor,
-    remember,
     rows_of,
     tensors_only,
 )
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 
 
 class SwiGLU(Operator):
@@ -43,11 +42,9 @@ class SwiGLU(Operator):
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
         if torch.compiler.is_compiling():
-            return eager(self, gate, up, out=out)  # type: ignore[no-any-return]  # what this returns
+            return _traced(gate, up, out)
         try:
-            if out is not None:
-                check_out("swiglu", out, in_place=True, gate=gate, up=up)
-            elif (gate.requires_grad | up.requires_grad) and torch.is_grad_enabled():
+            if out is None and (gate.requires_grad | up.requires_grad) and torch.is_grad_enabled():
                 return _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(gate, up, out)
         except AttributeError:
@@ -65,43 +62,37 @@ class SwiGLU(Operator):
 
 
 def forward(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """The operator without gradients: one look-up and one launch for a call like one before."""
-    key = (
-        "swiglu", context.current(),
-        gate.__class__, gate.shape, gate.stride(), gate.dtype, gate.device, gate.data_ptr() & 15,
-        up.__class__, up.shape, up.stride(), up.dtype, up.device, up.data_ptr() & 15,
-        out is not None and (out.shape, out.stride(), out.dtype, out.device, out.data_ptr() & 15),
-    )  # fmt: skip
-    known = session.current().calls.get(key)
-    if known is None:
-        return _first(key, gate, up, out)
-    launch_known, template = known
+    """The operator without gradients."""
     if out is None:
-        out = fresh(template)
-    launch_known(gate, up, out)
-    return out
-
-
-def _first(key: Any, gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    check_same("swiglu", ("gate", gate), ("up", up))
-    check_dtype("swiglu", "gate", gate, SwiGLU.dtypes)
-    result = output_like("swiglu", out, gate.shape, gate)
-    if result.numel() == 0:
-        return result
-    g, u, o = rows_of("swiglu", "gate", gate), rows_of("swiglu", "up", up), rows_of("swiglu", "out", result)
-    numbers = (*g.shape, g.stride(0), u.stride(0), o.stride(0))
-    remember(key, launch(swiglu_kernel, g, u, o, *numbers), (g, u, o), numbers, (gate, up), result)
-    return result
+        given = (gate, up)
+        return answer(("swiglu", gate.shape), given, _forward, given)  # type: ignore[no-any-return]  # as _forward
+    all_ = (gate, up, out)
+    return answer(("swiglu(out=)", gate.shape), all_, _forward, all_, 1, (0, 1))  # type: ignore[no-any-return]
 
 
 def backward(gate: torch.Tensor, up: torch.Tensor, d_out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of gate and up for an upstream gradient ``d_out: (... F)``."""
-    d_gate = torch.empty_like(gate, memory_format=torch.contiguous_format)
-    d_up = torch.empty_like(gate, memory_format=torch.contiguous_format)
-    if gate.numel() == 0:
-        return d_gate, d_up
-    tensors = [rows_of("swiglu", "gradient", t) for t in (gate, up, d_out, d_gate, d_up)]
-    launch(swiglu_backward_kernel, *tensors, *tensors[0].shape, *(t.stride(0) for t in tensors))
+    given = (gate, up, d_out)
+    return answer(("swiglu backward", gate.shape), given, _backward, given)  # type: ignore[no-any-return]  # as _backward
+
+
+def _forward(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    check_same("swiglu", ("gate", gate), ("up", up))
+    check_dtype("swiglu", "gate", gate, SwiGLU.dtypes)
+    if out is not None:
+        check_out("swiglu", out, in_place=True, gate=gate, up=up)
+    result = output_like("swiglu", out, gate.shape, gate)
+    if result.numel():
+        g, u, o = rows_of("swiglu", "gate", gate), rows_of("swiglu", "up", up), rows_of("swiglu", "out", result)
+        launch(swiglu_kernel, g, u, o, *g.shape, g.stride(0), u.stride(0), o.stride(0))
+    return result
+
+
+def _backward(gate: torch.Tensor, up: torch.Tensor, d_out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    d_gate, d_up = (allocate(gate.shape, gate.dtype, gate.device) for _ in range(2))
+    if gate.numel():
+        tensors = [rows_of("swiglu", "gradient", t) for t in (gate, up, d_out, d_gate, d_up)]
+        launch(swiglu_backward_kernel, *tensors, *tensors[0].shape, *(t.stride(0) for t in tensors))
     return d_gate, d_up
 
 
@@ -118,3 +109,38 @@ class _SwiGLU(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         with context.restored(ctx.call):
             return backward(gate, up, d_out)
+
+
+def _traced(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    if out is None:
+        return _opaque(gate, up)  # type: ignore[no-any-return]  # what this returns
+    no_gradients("swiglu", gate, up, out)
+    _opaque_into(gate, up, out)
+    return out
+
+
+def _into(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+    forward(gate, up, out)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_opaque_backward = opaque(
+    "swiglu_backward(Tensor gate, Tensor up, Tensor d_out) -> (Tensor, Tensor)",
+    backward,
+    lambda gate, up, d_out: (gate.new_empty(gate.shape), gate.new_empty(gate.shape)),
+)
+_opaque = opaque(
+    "swiglu(Tensor gate, Tensor up) -> Tensor",
+    forward,
+    lambda gate, up: gate.new_empty(gate.shape),
+    save=_save,
+    backward=lambda ctx, d_out: _opaque_backward(*ctx.saved_tensors, d_out),
+)
+_opaque_into = opaque(
+    "swiglu_out(Tensor gate, Tensor up, Tensor(a!) out) -> ()",
+    _into,
+    lambda gate, up, out: None,
+)

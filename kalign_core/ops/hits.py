@@ -1,0 +1,235 @@
+"""From what one call allocated and launched to the function that repeats it on other tensors.
+
+The function compares numbers only: torch's own check that the tensors are like the first ones, the alignment of their
+addresses, and for tensors that are written over, that their memory lies apart from what is read. Whatever it cannot
+settle so it leaves to the operator's plain path, by answering None.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from kalign_core.declare import Kernel
+from kalign_core.errors import CandidateFailed
+from kalign_core.hal import torch_compat
+from kalign_core.hal.base import Launch, Pinned
+
+Hit = Callable[[tuple[torch.Tensor, ...]], Any]
+"""Called with the tensors of a call; gives its result, or None where the plain path has to answer."""
+Addresses = list[int]
+
+
+class Noted(NamedTuple):
+    """One launch as it was made, with its arguments in parameter order."""
+
+    launch: Launch
+    kernel: Kernel
+    args: tuple[Any, ...]
+
+
+@dataclass
+class Trace:
+    """What a plain path allocated and launched.
+
+    ``whole`` is false where something in it does not stand for other calls; ``dry`` where nothing was launched.
+    """
+
+    dry: bool = False
+    whole: bool = True
+    made: list[torch.Tensor] = field(default_factory=list)
+    launched: list[Noted] = field(default_factory=list)
+
+
+class Stage(NamedTuple):
+    """One launch of a call. ``slots`` says which of the call's tensors it takes, -1 for none."""
+
+    launch: Launch
+    slots: tuple[int, ...]
+    numbers: tuple[Any, ...]
+    pinned: Pinned | None
+
+
+def hit_of(
+    trace: Trace,
+    given: tuple[torch.Tensor, ...],
+    result: Any,
+    *,
+    like: tuple[torch.Tensor, ...],
+    outs: int = 0,
+    in_place: Sequence[int] = (),
+) -> Hit | None:
+    """What repeats ``trace``, a call on ``given``, on tensors like ``like``, the last ``outs`` of which are written.
+
+    Those may lie exactly on the ones with the indices ``in_place``. None where the call cannot be repeated: a launch
+    that does not stand for good, a tensor of unknown origin, addresses that leave open which tensor is which.
+    """
+    tensors = (*given, *trace.made)
+    addresses = {tensor.data_ptr(): place for place, tensor in enumerate(tensors)}
+    stages = [stage for stage in (_stage(noted, addresses) for noted in trace.launched) if stage is not None]
+    places = _places(result, tensors)
+    if not trace.whole or not stages or len(stages) < len(trace.launched):
+        return None
+    if len(addresses) < len(tensors) or places is None:
+        return None
+    admit = _admission(like, outs, in_place)
+    make = [torch_compat.allocator(tensor) for tensor in trace.made]
+    finish = _finish(like, outs, operator.itemgetter(*places))
+    check = torch_compat.same_kind(like)
+    if len(stages) == 1 and stages[0].pinned and stages[0].slots == tuple(range(len(tensors))):
+        hit = _one_pinned(check, admit, make, stages[0].pinned, stages[0].numbers, finish)
+    else:
+        hit = _general(check, admit, make, stages, finish)
+    hit.knows = lambda given: check(*given) and admit([t.data_ptr() for t in given])  # type: ignore[attr-defined]
+    return hit
+
+
+def _one_pinned(
+    check: torch_compat.Check,
+    admit: Callable[[Addresses], bool],
+    make: Sequence[Callable[[], torch.Tensor]],
+    pinned: Pinned,
+    numbers: tuple[Any, ...],
+    finish: Callable[[tuple[torch.Tensor, ...]], Any],
+) -> Hit:
+    """One driver call that takes the call's tensors in order."""
+    ready, stream, shoot = pinned.ready, pinned.stream, pinned.shoot
+    tail = (*numbers, *pinned.constants)
+
+    def hit(given: tuple[torch.Tensor, ...]) -> Any:
+        if not check(*given) or not ready():
+            return None
+        at = [tensor.data_ptr() for tensor in given]
+        if not admit(at):
+            return None
+        if make:
+            made = [new() for new in make]
+            shoot(stream(), (*at, *[tensor.data_ptr() for tensor in made], *tail))
+            return finish((*given, *made))
+        shoot(stream(), (*at, *tail))
+        return finish(given)
+
+    return hit
+
+
+def _general(
+    check: torch_compat.Check,
+    admit: Callable[[Addresses], bool],
+    make: Sequence[Callable[[], torch.Tensor]],
+    stages: Sequence[Stage],
+    finish: Callable[[tuple[torch.Tensor, ...]], Any],
+) -> Hit:
+    """Launches one after the other, each of them pinned or not."""
+    everyone_ready = [stage.pinned.ready for stage in stages if stage.pinned]
+    steps = [_step(stage) for stage in stages]
+
+    def hit(given: tuple[torch.Tensor, ...]) -> Any:
+        if not check(*given) or not all(ready() for ready in everyone_ready):
+            return None
+        if not admit([tensor.data_ptr() for tensor in given]):
+            return None
+        tensors = (*given, *[new() for new in make])
+        slots = (*tensors, None)
+        try:
+            for step in steps:
+                step(slots)
+        except CandidateFailed:
+            return None  # the plain path launches the reference instead
+        return finish(tensors)
+
+    return hit
+
+
+def _step(stage: Stage) -> Callable[[tuple[Any, ...]], None]:
+    launch, places, numbers, pinned = stage
+    if pinned is None:
+        return lambda tensors: launch(*[tensors[i] for i in places], *numbers)
+    stream, shoot, tail = pinned.stream, pinned.shoot, (*numbers, *pinned.constants)
+
+    def step(tensors: tuple[Any, ...]) -> None:
+        shoot(stream(), (*[None if i < 0 else tensors[i].data_ptr() for i in places], *tail))
+
+    return step
+
+
+def _stage(noted: Noted, addresses: dict[int, int]) -> Stage | None:
+    """A noted launch in terms of the call's tensors; None where it took another one, such as a copy."""
+    launch, kernel, args = noted
+    count = sum(name in kernel.args for name in kernel.parameters)
+    if any(name in kernel.args for name in kernel.parameters[count:]):
+        return None
+    slots = [-1 if tensor is None else addresses.get(tensor.data_ptr()) for tensor in args[:count]]
+    pin = getattr(launch, "pin", None)
+    known = tuple(slot for slot in slots if slot is not None)
+    return Stage(launch, known, args[count:], pin(args) if pin else None) if len(known) == count else None
+
+
+def _places(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+    """Where each part of a result stands among ``tensors``; None where one is not there."""
+    parts = result if isinstance(result, tuple) else (result,)
+    places = [next((i for i, tensor in enumerate(tensors) if tensor is part), None) for part in parts]
+    known = tuple(place for place in places if place is not None)
+    alone = isinstance(result, tuple) and len(parts) == 1  # would come back without its tuple
+    return known if len(known) == len(parts) and not alone else None
+
+
+def _finish(
+    given: Sequence[torch.Tensor], outs: int, pick: Callable[[tuple[torch.Tensor, ...]], Any]
+) -> Callable[[tuple[torch.Tensor, ...]], Any]:
+    """From all tensors of a call to its result; marks as written what was given to be."""
+    if not outs:
+        return pick
+    mark, first, behind = torch_compat.written_marker(given[-1]), len(given) - outs, len(given)
+
+    def finish(tensors: tuple[torch.Tensor, ...]) -> Any:
+        for tensor in tensors[first:behind]:
+            mark(tensor)
+        return pick(tensors)
+
+    return finish
+
+
+def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]) -> Callable[[Addresses], bool]:
+    """Whether a launch for ``given`` may take tensors like them at other addresses."""
+    aligned = [tensor.data_ptr() & 15 == 0 for tensor in given]
+    first = len(given) - outs
+    strides = [tensor.stride() for tensor in given]
+    pairs = [
+        (out, i, span(given[out]), span(given[i]), i in in_place and strides[i] == strides[out])
+        for out in range(first, len(given))
+        for i in range(out)
+    ]
+    gradients = bool(outs) and any(tensor.requires_grad for tensor in given)
+    grad_enabled = torch.is_grad_enabled
+
+    def same_alignment(at: Addresses) -> bool:
+        return [address & 15 == 0 for address in at] == aligned
+
+    def all_aligned(at: Addresses) -> bool:
+        for address in at:  # noqa: SIM110  # a generator would double what this costs
+            if address & 15:
+                return False
+        return True
+
+    right = all_aligned if all(aligned) else same_alignment
+    if not outs:
+        return right
+
+    def apart(at: Addresses) -> bool:
+        for out, i, out_bytes, bytes_, may_coincide in pairs:
+            a, b = at[out], at[i]
+            if a < b + bytes_ and b < a + out_bytes and not (may_coincide and a == b):
+                return False
+        return right(at) and not (gradients and grad_enabled())
+
+    return apart
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of ``tensor`` to behind the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
