@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from kalign_core.api import explain as explain
     from kalign_core.api import tune as tune
     from kalign_core.api import verify as verify
+    from kalign_core.api import warmup as warmup
     from kalign_core.context import declare_phase as declare_phase
     from kalign_core.context import set_mode as set_mode
     from kalign_core.context import using as using
@@ -38,6 +39,7 @@ _HOMES = {
     "tune": "kalign_core.api",
     "using": "kalign_core.context",
     "verify": "kalign_core.api",
+    "warmup": "kalign_core.api",
 }
 _MODULES = ("hal", "ops")
 

@@ -1,7 +1,8 @@
-"""``kalign.tune``, ``kalign.verify`` and ``kalign.explain``: the operators' three questions, asked from Python."""
+"""``kalign.tune``, ``verify``, ``explain`` and ``warmup``: what is asked of operators from Python."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,6 +122,42 @@ def explained(here: Session, call: Recorded, mode: str) -> Explanation:
     else:
         config, why = entry.config, f"decided {entry.decided}: {_gain(entry)}"
     return Explanation(call.kernel.name, key.problem, key.args, key.phase, mode, config, why)
+
+
+def warmup(op: Operator, problems: Iterable[tuple[Any, ...] | Mapping[str, Any]]) -> list[Explanation]:
+    """Resolve, compile and load ahead what ``op`` will launch for ``problems``; gives what that is.
+
+    A problem is a tuple of the operator's own arguments, or its sizes with an optional ``dtype``, as in a shapes file:
+    ``{"T": 16, "H": 4096, "dtype": "bf16"}``, for which inputs are made on the first device. Each is called once, and
+    gone back through where arguments require gradients, in the mode and phase in force: mode ``tune`` tunes what is
+    not known yet. Calls of these problems then compile nothing, also within a graph capture, where nothing can be
+    resolved for good. Raises ``BadArgument`` for what is no operator or no problem, ``UnknownName`` for a dimension or
+    dtype it does not have, and during capture.
+    """
+    here = session.current()
+    if here.platform.capturing():
+        raise BadArgument("kalign.warmup during graph capture", fix="call it before the capture begins")
+    found: dict[Explanation, None] = {}
+    for problem in problems:
+        args = _arguments(here, op, problem)
+        found.update(dict.fromkeys(explain(op, *args)))
+        op.exercise(*(_leaf(arg) for arg in args))
+    return list(found)
+
+
+def _arguments(here: Session, op: Operator, problem: Any) -> tuple[Any, ...]:
+    import torch
+
+    if isinstance(problem, tuple):
+        return problem
+    if not isinstance(problem, Mapping):
+        fix = f"kalign.warmup(kalign.ops.{op.name}, [{dict(op.shapes[0])}])"
+        raise BadArgument(f"warmup: {problem!r} is no problem", why="a tuple of arguments or a table of sizes", fix=fix)
+    sizes = dict(problem)
+    dtype = op.dtype_named(sizes.pop("dtype", op.dtypes[0]))
+    index = here.platform.devices()[0]
+    device = torch.device(here.platform.device_type, index) if index >= 0 else torch.device(here.platform.device_type)
+    return op.inputs(op.sizes(sizes), dtype, 0, device)
 
 
 def recorded(op: Operator, *args: Any) -> list[Recorded]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.records import Condition, DeviceModel, Identity, Problem, Toolchain
 
@@ -20,22 +20,15 @@ if TYPE_CHECKING:
 Launch = Callable[..., None]
 """A prebound launch: called with the kernel's run-time arguments, positionally, in parameter order.
 
-One that has a method ``pin(args)`` gives a ``Pinned`` for calls like ``args``, or None where it has none to give.
+One that has a method ``pin(args, numbers)`` gives a ``Pinned`` for calls like ``args``, or None if it has none to give.
 """
 
+Pinned = Callable[[Sequence[int | None]], bool]
+"""A launch for one grid and fixed ``numbers``, down to the driver call, of tensors given by their addresses.
 
-class Pinned(NamedTuple):
-    """A launch for one grid, down to the driver call.
-
-    ``shoot(stream(), (*tensors, *numbers, *constants))`` launches, tensors given by their addresses; whoever calls it
-    has settled their dtype, device and alignment. It may be called only right after ``ready()`` held: the device is
-    current and nobody listens to launches.
-    """
-
-    ready: Callable[[], bool]
-    stream: Callable[[], int]
-    shoot: Callable[[int, tuple[Any, ...]], None]
-    constants: tuple[Any, ...]
+Whoever calls it has settled their dtype, device and alignment. It launches nothing and gives False while another device
+is current or somebody listens to launches.
+"""
 
 
 class Sampler(ABC):

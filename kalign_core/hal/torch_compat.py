@@ -103,10 +103,15 @@ def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
     return functools.partial(quick, shape, stride, like.dtype)
 
 
-def written_marker(tensor: torch.Tensor) -> Callable[[torch.Tensor], None]:
-    """What to call on tensors like ``tensor`` when a kernel has written them, which autograd cannot see."""
-    return _nothing if tensor.is_inference() else torch.autograd.graph.increment_version
+def _find_increment() -> Callable[[Sequence[torch.Tensor]], None]:
+    tensor = torch.zeros(1)
+    quick: Any = getattr(torch._C, "_increment_version", None)
+    try:
+        quick((tensor,))
+    except (TypeError, RuntimeError):
+        return torch.autograd.graph.increment_version
+    return quick if tensor._version == 1 else torch.autograd.graph.increment_version
 
 
-def _nothing(tensor: torch.Tensor) -> None:
-    return None
+mark_written = _find_increment()
+"""Tell autograd that tensors, none of them made in inference mode, were written: it cannot see a kernel do so."""

@@ -6,7 +6,6 @@ Vendor plugins inherit and add identity, limits and toolchain. torch calls both 
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -134,13 +133,15 @@ class DeviceLaunch:
         with torch.cuda.device(device):
             self._prebound.launch(x, y, z, self._stream(device), (*args, *self._tail))
 
-    def pin(self, args: Sequence[Any]) -> Pinned | None:
-        """This launch for the grid of ``args``; None where it needs more than the driver call."""
-        shoot = self._prebound.pin(self._find_grid(args))
-        if shoot is None or self._check is not None:
+    def pin(self, args: Sequence[Any], numbers: tuple[Any, ...]) -> Pinned | None:
+        """This launch for the grid of ``args``, ``numbers`` being those behind the tensors.
+
+        None where it needs more than the driver call.
+        """
+        if self._check is not None:
             return None
-        ready = self._prebound.silent_on(self._current, self._device)
-        return Pinned(ready, functools.partial(self._stream, self._device), shoot, self._tail)
+        tail = (*numbers, *self._tail)
+        return self._prebound.pin(self._find_grid(args), tail, self._device, self._current, self._stream)
 
 
 class GraphTimer(Timer):

@@ -7,8 +7,8 @@ Triton promises none of this between minor versions, so the fast launch exists f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 
@@ -83,6 +83,17 @@ def resources(compiled: Any) -> dict[str, int]:
 # --- launching ----------------------------------------------------------------------------------------------------
 
 
+class Driver(NamedTuple):
+    """The call that reaches the driver: ``call(x, y, z, stream, *behind, ...)`` with a launch's arguments last.
+
+    ``spread`` says whether those follow one by one or as one tuple.
+    """
+
+    call: Callable[..., None]
+    behind: tuple[Any, ...]
+    spread: bool
+
+
 class Prebound:
     """A compiled kernel with everything about its launch bound that does not change from call to call.
 
@@ -91,7 +102,7 @@ class Prebound:
     ``CandidateFailed`` where the device has not the resources.
     """
 
-    __slots__ = ("_chains", "_entry", "_general", "fast")
+    __slots__ = ("_chains", "_driver", "_general")
 
     def __init__(self, compiled: Any) -> None:
         try:
@@ -103,39 +114,57 @@ class Prebound:
         runtime = triton.knobs.runtime
         self._general = _general(compiled, run)
         self._chains = (runtime.launch_enter_hook, runtime.launch_exit_hook)
-        self._entry = _entry(compiled, run)
-        self.fast = self._entry is not None and all(hasattr(chain, "calls") for chain in self._chains)
+        self._driver = _driver(compiled, run) if all(hasattr(chain, "calls") for chain in self._chains) else None
+
+    @property
+    def fast(self) -> bool:
+        """Whether launches reach the driver without Triton's own launch code."""
+        return self._driver is not None
 
     def launch(self, x: int, y: int, z: int, stream: int, arguments: tuple[Any, ...]) -> None:
         """Launch, telling whoever listens (profilers do)."""
-        if self.fast and not listening(self._chains):
-            self._entry(x, y, z)(stream, arguments)
-        else:
+        driver = self._driver
+        if driver is None or listening(self._chains):
             self._general(x, y, z, stream, arguments)
+        elif driver.spread:
+            driver.call(x, y, z, stream, *driver.behind, *arguments)
+        else:
+            driver.call(x, y, z, stream, *driver.behind, arguments)
 
-    def pin(self, grid: tuple[int, int, int]) -> Callable[[int, tuple[Any, ...]], None] | None:
-        """The driver call alone for one ``grid``: ``(stream, arguments)``; None where there is no fast launch.
+    def pin(
+        self,
+        grid: tuple[int, int, int],
+        tail: tuple[Any, ...],
+        device: int,
+        current: Callable[[], int],
+        stream_of: Callable[[int], int],
+    ) -> Callable[[Sequence[int | None]], bool] | None:
+        """The driver call for ``(*addresses, *tail)``, with all that has to be asked before it, in one frame.
 
-        Whoever calls it has to ask ``silent_on`` before each launch.
+        It gives False, and launches nothing, while ``current()`` is another device than ``device`` or somebody listens
+        to launches. None where there is no fast launch.
         """
-        pinned: Callable[[int, tuple[Any, ...]], None] | None = self._entry(*grid) if self.fast else None
-        return pinned
+        if self._driver is None:
+            return None
+        (x, y, z), (call, behind, spread) = grid, self._driver
+        runtime, (enter, leave) = triton.knobs.runtime, self._chains
 
-    def silent_on(self, current: Callable[[], int], device: int) -> Callable[[], bool]:
-        """A question in one frame: whether ``device`` is the ``current()`` one and nobody is to be told of launches."""
-        runtime = triton.knobs.runtime
-        enter, leave = self._chains
+        def fire(addresses: Sequence[int | None]) -> bool:
+            if (
+                current() != device
+                or enter.calls
+                or leave.calls
+                or runtime.launch_enter_hook is not enter
+                or runtime.launch_exit_hook is not leave
+            ):
+                return False
+            if spread:
+                call(x, y, z, stream_of(device), *behind, *addresses, *tail)
+            else:
+                call(x, y, z, stream_of(device), *behind, (*addresses, *tail))
+            return True
 
-        def silent() -> bool:
-            return (
-                current() == device
-                and not enter.calls
-                and not leave.calls
-                and runtime.launch_enter_hook is enter
-                and runtime.launch_exit_hook is leave
-            )
-
-        return silent
+        return fire
 
 
 def listening(chains: tuple[Any, Any]) -> bool:
@@ -160,28 +189,18 @@ def _general(compiled: Any, run: Any) -> RawLaunch:
     return launch
 
 
-def _entry(compiled: Any, run: Any) -> Any:
-    """A function of a grid that gives the driver call for it, in the form of this Triton's minor; None if unknown."""
+def _driver(compiled: Any, run: Any) -> Driver | None:
+    """The driver call of ``compiled`` in the form of this Triton's minor; None where that is not known."""
     if MINOR not in FAST_MINORS:
         _announce(f"triton {triton.__version__}: no fast launch for this version yet; launching through Triton's own")
         return None
     if _needs_scratch(run) or not hasattr(run, "launch_cooperative_grid"):
         return None
-    call, function, packed = run.launch, compiled.function, compiled.packed_metadata
-    flags = (run.launch_cooperative_grid, run.launch_pdl)
+    flags, packed = (run.launch_cooperative_grid, run.launch_pdl), compiled.packed_metadata
     if MINOR == (3, 6):
-        behind = (function, *flags, None, None, packed, None, None, None)
-
-        def entry_36(x: int, y: int, z: int) -> Callable[[int, tuple[Any, ...]], None]:
-            return lambda stream, arguments: call(x, y, z, stream, *behind, *arguments)
-
-        return entry_36
-    middle = (function, *flags, packed, None, None, None, None, None, run.arg_annotations, run.kernel_signature)
-
-    def entry_39(x: int, y: int, z: int) -> Callable[[int, tuple[Any, ...]], None]:
-        return lambda stream, arguments: call(x, y, z, stream, *middle, arguments)
-
-    return entry_39
+        return Driver(run.launch, (compiled.function, *flags, None, None, packed, None, None, None), spread=True)
+    typed = (run.arg_annotations, run.kernel_signature)
+    return Driver(run.launch, (compiled.function, *flags, packed, *(None,) * 5, *typed), spread=False)
 
 
 def _needs_scratch(run: Any) -> bool:

@@ -106,7 +106,8 @@ def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.
                 why="an element could be written before it is read",
                 fix=f"out=torch.empty_like({name})" if in_place else "leave out= away",
             )
-    torch_compat.written_marker(out)(out)
+    if not out.is_inference():
+        torch_compat.mark_written((out,))
 
 
 def no_gradients(owner: str, *tensors: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from kalign_core.hal.base import Launch, Pinned
 Hit = Callable[[tuple[torch.Tensor, ...]], Any]
 """Called with the tensors of a call; gives its result, or None where the plain path has to answer."""
 Addresses = list[int]
+_address = torch.Tensor.data_ptr
 
 
 class Noted(NamedTuple):
@@ -76,42 +77,40 @@ def hit_of(
         return None
     if len(addresses) < len(tensors) or places is None:
         return None
-    admit = _admission(like, outs, in_place)
+    check, admit = torch_compat.same_kind(like), _admission(like, outs, in_place)
     make = [torch_compat.allocator(tensor) for tensor in trace.made]
     finish = _finish(like, outs, operator.itemgetter(*places))
-    check = torch_compat.same_kind(like)
     if len(stages) == 1 and stages[0].pinned and stages[0].slots == tuple(range(len(tensors))):
-        hit = _one_pinned(check, admit, make, stages[0].pinned, stages[0].numbers, finish)
+        hit = _one_pinned(check, admit, make, stages[0].pinned, finish)
     else:
         hit = _general(check, admit, make, stages, finish)
-    hit.knows = lambda given: check(*given) and admit([t.data_ptr() for t in given])  # type: ignore[attr-defined]
+    hit.knows = lambda given: check(*given) and admit(addresses_of(given))  # type: ignore[attr-defined]
     return hit
+
+
+def addresses_of(tensors: Sequence[torch.Tensor]) -> Addresses:
+    return [*map(_address, tensors)]
 
 
 def _one_pinned(
     check: torch_compat.Check,
     admit: Callable[[Addresses], bool],
     make: Sequence[Callable[[], torch.Tensor]],
-    pinned: Pinned,
-    numbers: tuple[Any, ...],
+    fire: Pinned,
     finish: Callable[[tuple[torch.Tensor, ...]], Any],
 ) -> Hit:
     """One driver call that takes the call's tensors in order."""
-    ready, stream, shoot = pinned.ready, pinned.stream, pinned.shoot
-    tail = (*numbers, *pinned.constants)
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
-        if not check(*given) or not ready():
+        if not check(*given):
             return None
-        at = [tensor.data_ptr() for tensor in given]
+        at = [*map(_address, given)]
         if not admit(at):
             return None
         if make:
             made = [new() for new in make]
-            shoot(stream(), (*at, *[tensor.data_ptr() for tensor in made], *tail))
-            return finish((*given, *made))
-        shoot(stream(), (*at, *tail))
-        return finish(given)
+            return finish((*given, *made)) if fire([*at, *map(_address, made)]) else None
+        return finish(given) if fire(at) else None
 
     return hit
 
@@ -124,13 +123,10 @@ def _general(
     finish: Callable[[tuple[torch.Tensor, ...]], Any],
 ) -> Hit:
     """Launches one after the other, each of them pinned or not."""
-    everyone_ready = [stage.pinned.ready for stage in stages if stage.pinned]
     steps = [_step(stage) for stage in stages]
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
-        if not check(*given) or not all(ready() for ready in everyone_ready):
-            return None
-        if not admit([tensor.data_ptr() for tensor in given]):
+        if not check(*given) or not admit(addresses_of(given)):
             return None
         tensors = (*given, *[new() for new in make])
         slots = (*tensors, None)
@@ -145,13 +141,12 @@ def _general(
 
 
 def _step(stage: Stage) -> Callable[[tuple[Any, ...]], None]:
-    launch, places, numbers, pinned = stage
-    if pinned is None:
-        return lambda tensors: launch(*[tensors[i] for i in places], *numbers)
-    stream, shoot, tail = pinned.stream, pinned.shoot, (*numbers, *pinned.constants)
+    launch, slots, numbers, fire = stage
 
     def step(tensors: tuple[Any, ...]) -> None:
-        shoot(stream(), (*[None if i < 0 else tensors[i].data_ptr() for i in places], *tail))
+        taken = [tensors[slot] for slot in slots]
+        if fire is None or not fire([None if tensor is None else tensor.data_ptr() for tensor in taken]):
+            launch(*taken, *numbers)
 
     return step
 
@@ -165,7 +160,9 @@ def _stage(noted: Noted, addresses: dict[int, int]) -> Stage | None:
     slots = [-1 if tensor is None else addresses.get(tensor.data_ptr()) for tensor in args[:count]]
     pin = getattr(launch, "pin", None)
     known = tuple(slot for slot in slots if slot is not None)
-    return Stage(launch, known, args[count:], pin(args) if pin else None) if len(known) == count else None
+    if len(known) < count:
+        return None
+    return Stage(launch, known, args[count:], pin(args, args[count:]) if pin else None)
 
 
 def _places(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
@@ -183,50 +180,53 @@ def _finish(
     """From all tensors of a call to its result; marks as written what was given to be."""
     if not outs:
         return pick
-    mark, first, behind = torch_compat.written_marker(given[-1]), len(given) - outs, len(given)
+    mark, first, behind = torch_compat.mark_written, len(given) - outs, len(given)
 
     def finish(tensors: tuple[torch.Tensor, ...]) -> Any:
-        for tensor in tensors[first:behind]:
-            mark(tensor)
+        mark(tensors[first:behind])
         return pick(tensors)
 
-    return finish
+    return pick if given[-1].is_inference() else finish
 
 
 def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]) -> Callable[[Addresses], bool]:
     """Whether a launch for ``given`` may take tensors like them at other addresses."""
     aligned = [tensor.data_ptr() & 15 == 0 for tensor in given]
-    first = len(given) - outs
-    strides = [tensor.stride() for tensor in given]
+    if not outs:
+        return _all_aligned if all(aligned) else lambda at: [address & 15 == 0 for address in at] == aligned
+    first, strides = len(given) - outs, [tensor.stride() for tensor in given]
+    # How far behind an output another tensor may not start: from -bytes of that one to the bytes of the output.
     pairs = [
-        (out, i, span(given[out]), span(given[i]), i in in_place and strides[i] == strides[out])
+        (out, i, -span(given[i]), span(given[out]), i in in_place and strides[i] == strides[out])
         for out in range(first, len(given))
         for i in range(out)
     ]
-    gradients = bool(outs) and any(tensor.requires_grad for tensor in given)
-    grad_enabled = torch.is_grad_enabled
-
-    def same_alignment(at: Addresses) -> bool:
-        return [address & 15 == 0 for address in at] == aligned
-
-    def all_aligned(at: Addresses) -> bool:
-        for address in at:  # noqa: SIM110  # a generator would double what this costs
-            if address & 15:
-                return False
-        return True
-
-    right = all_aligned if all(aligned) else same_alignment
-    if not outs:
-        return right
+    gradients, grad_enabled = any(tensor.requires_grad for tensor in given), torch.is_grad_enabled
 
     def apart(at: Addresses) -> bool:
-        for out, i, out_bytes, bytes_, may_coincide in pairs:
-            a, b = at[out], at[i]
-            if a < b + bytes_ and b < a + out_bytes and not (may_coincide and a == b):
-                return False
-        return right(at) and not (gradients and grad_enabled())
+        return [address & 15 == 0 for address in at] == aligned and not any(
+            low < (distance := at[i] - at[out]) < high and (distance != 0 or not may_coincide)
+            for out, i, low, high, may_coincide in pairs
+        )
 
-    return apart
+    seen: Addresses = []  # buffers that are used again are compared once
+
+    def admit(at: Addresses) -> bool:
+        nonlocal seen
+        if at != seen:
+            if not apart(at):
+                return False
+            seen = at
+        return not (gradients and grad_enabled())
+
+    return admit
+
+
+def _all_aligned(at: Addresses) -> bool:
+    for address in at:  # noqa: SIM110  # a generator would double what this costs
+        if address & 15:
+            return False
+    return True
 
 
 def span(tensor: torch.Tensor) -> int:
