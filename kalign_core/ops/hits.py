@@ -22,6 +22,7 @@ from kalign_core.hal.base import Launch, Pinned
 Hit = Callable[[tuple[torch.Tensor, ...]], Any]
 """Called with the tensors of a call; gives its result, or None where the plain path has to answer."""
 Addresses = list[int]
+Admission = Callable[[Addresses], bool]
 _address = torch.Tensor.data_ptr
 
 
@@ -79,27 +80,50 @@ def hit_of(
         return None
     check, admit = torch_compat.same_kind(like), _admission(like, outs, in_place)
     make = [torch_compat.allocator(tensor) for tensor in trace.made]
-    finish = _finish(like, outs, operator.itemgetter(*places))
-    if len(stages) == 1 and stages[0].pinned and stages[0].slots == tuple(range(len(tensors))):
-        hit = _one_pinned(check, admit, make, stages[0].pinned, finish)
+    pick, fire = operator.itemgetter(*places), stages[0].pinned
+    hit: Any
+    if len(stages) > 1 or fire is None or stages[0].slots != tuple(range(len(tensors))):
+        hit = _general(check, admit, make, stages, _finish(like, outs, pick))
+    elif outs == len(places) == 1 and not make and not any(tensor.requires_grad for tensor in like):
+        hit = _into_one(check, admit, fire, like[-1].is_inference())
+    elif outs:
+        hit = _general(check, admit, make, stages, _finish(like, outs, pick))
     else:
-        hit = _general(check, admit, make, stages, finish)
-    hit.knows = lambda given: check(*given) and admit(addresses_of(given))  # type: ignore[attr-defined]
+        hit = _afresh(check, admit, make, fire, pick)
+    hit.knows = lambda given: check(*given) and admit([*map(_address, given)])
+    return hit  # type: ignore[no-any-return]  # a function with an attribute
+
+
+def _into_one(check: torch_compat.Check, admit: Admission, fire: Pinned, inference: bool) -> Hit:
+    """One driver call that takes the call's tensors in order and writes the last one."""
+    mark, seen = torch_compat.mark_written, None
+
+    def hit(given: tuple[torch.Tensor, ...]) -> Any:
+        nonlocal seen
+        if not check(*given):
+            return None
+        at = [*map(_address, given)]
+        if at != seen:  # buffers that are used again are compared once
+            if not admit(at):
+                return None
+            seen = at
+        if not fire(at):
+            return None
+        if not inference:
+            mark(given[-1:])
+        return given[-1]
+
     return hit
 
 
-def addresses_of(tensors: Sequence[torch.Tensor]) -> Addresses:
-    return [*map(_address, tensors)]
-
-
-def _one_pinned(
+def _afresh(
     check: torch_compat.Check,
-    admit: Callable[[Addresses], bool],
+    admit: Admission,
     make: Sequence[Callable[[], torch.Tensor]],
     fire: Pinned,
-    finish: Callable[[tuple[torch.Tensor, ...]], Any],
+    pick: Callable[[tuple[torch.Tensor, ...]], Any],
 ) -> Hit:
-    """One driver call that takes the call's tensors in order."""
+    """One driver call that takes the call's tensors in order, those it is to write made anew behind them."""
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
         if not check(*given):
@@ -107,17 +131,15 @@ def _one_pinned(
         at = [*map(_address, given)]
         if not admit(at):
             return None
-        if make:
-            made = [new() for new in make]
-            return finish((*given, *made)) if fire([*at, *map(_address, made)]) else None
-        return finish(given) if fire(at) else None
+        made = [new() for new in make]
+        return pick((*given, *made)) if fire([*at, *map(_address, made)]) else None
 
     return hit
 
 
 def _general(
     check: torch_compat.Check,
-    admit: Callable[[Addresses], bool],
+    admit: Admission,
     make: Sequence[Callable[[], torch.Tensor]],
     stages: Sequence[Stage],
     finish: Callable[[tuple[torch.Tensor, ...]], Any],
@@ -126,7 +148,7 @@ def _general(
     steps = [_step(stage) for stage in stages]
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
-        if not check(*given) or not admit(addresses_of(given)):
+        if not check(*given) or not admit([*map(_address, given)]):
             return None
         tensors = (*given, *[new() for new in make])
         slots = (*tensors, None)
@@ -189,7 +211,7 @@ def _finish(
     return pick if given[-1].is_inference() else finish
 
 
-def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]) -> Callable[[Addresses], bool]:
+def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]) -> Admission:
     """Whether a launch for ``given`` may take tensors like them at other addresses."""
     aligned = [tensor.data_ptr() & 15 == 0 for tensor in given]
     if not outs:
@@ -203,21 +225,13 @@ def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]
     ]
     gradients, grad_enabled = any(tensor.requires_grad for tensor in given), torch.is_grad_enabled
 
-    def apart(at: Addresses) -> bool:
-        return [address & 15 == 0 for address in at] == aligned and not any(
+    def admit(at: Addresses) -> bool:
+        if [address & 15 == 0 for address in at] != aligned or (gradients and grad_enabled()):
+            return False
+        return not any(
             low < (distance := at[i] - at[out]) < high and (distance != 0 or not may_coincide)
             for out, i, low, high, may_coincide in pairs
         )
-
-    seen: Addresses = []  # buffers that are used again are compared once
-
-    def admit(at: Addresses) -> bool:
-        nonlocal seen
-        if at != seen:
-            if not apart(at):
-                return False
-            seen = at
-        return not (gradients and grad_enabled())
 
     return admit
 

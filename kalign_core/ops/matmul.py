@@ -55,7 +55,7 @@ class Matmul(Operator):
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _traced(a, b, bias, out)
         try:
             if out is None and torch.is_grad_enabled() and _requires_gradient(a, b, bias):

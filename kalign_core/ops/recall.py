@@ -153,6 +153,9 @@ def _check_key(key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
 def _any_of(variants: tuple[Hit, ...]) -> Hit:
     """The answer of the first of ``variants`` that has one."""
     first, others = variants[0], variants[1:]
+    if not others:
+        first.variants = variants  # type: ignore[attr-defined]  # functions take attributes
+        return first
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
         result = first(given)

@@ -59,7 +59,7 @@ class RMSNorm(Operator):
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _traced(x, weight, eps, out)
         try:
             if out is None and (x.requires_grad | weight.requires_grad) and torch.is_grad_enabled():

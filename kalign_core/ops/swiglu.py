@@ -41,7 +41,7 @@ class SwiGLU(Operator):
     small_shapes = ({"T": 4, "F": 1024},)
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return _traced(gate, up, out)
         try:
             if out is None and (gate.requires_grad | up.requires_grad) and torch.is_grad_enabled():
