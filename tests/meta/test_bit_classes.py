@@ -1,0 +1,131 @@
+"""The benchmark that holds the gate's verdicts beside bit classes: what it counts, and what it calls the same code."""
+
+from __future__ import annotations
+
+import json
+import struct
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalign_core import hal
+from kalign_core.records import Config, Refutation
+from tests.core.scripted import scripted
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ONE, TWO, FOUR = (Config(BLOCK=64, num_warps=warps) for warps in (1, 2, 4))
+WRONG = Refutation("input families", "bytes differ")
+
+
+@pytest.fixture
+def bench_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark's modules, as its script imports them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bit_classes
+    import device_code
+    import known_spaces
+
+    return types.SimpleNamespace(bit_classes=bit_classes, device_code=device_code, known_spaces=known_spaces)
+
+
+def elf(**sections: bytes) -> bytes:
+    """A 64-bit ELF file with ``sections``, underscores in their names standing for dots."""
+    names, contents, headers = b"\0", b"", []
+    for name, content in {**sections, "_shstrtab": b""}.items():
+        headers.append((len(names), 1, len(contents), len(content)))
+        names += name.replace("_", ".").encode() + b"\0"
+        contents += content
+    place, *_ = headers[-1]
+    headers[-1] = (place, 3, len(contents), len(names))
+    start = 64 + len(contents) + len(names)
+    table = b"".join(
+        struct.pack("<II4QIIQQ", n, kind, 0, 0, 64 + at, size, 0, 0, 1, 0) for n, kind, at, size in headers
+    )
+    head = bytearray(64)
+    struct.pack_into("<Q", head, 0x28, start)
+    struct.pack_into("<HHH", head, 0x3A, 64, len(headers), len(headers) - 1)
+    return bytes(head) + contents + names + table
+
+
+def verdict(refutation: Refutation | None) -> Any:
+    return types.SimpleNamespace(refutation=refutation)
+
+
+def test_lines_of_source_are_no_part_of_the_code(bench_modules: Any) -> None:
+    """Binaries that differ in debug information and the kernel's name alone are the same code."""
+    digest = bench_modules.device_code.instructions
+    one = elf(_debug_line=b"12", _text_first=b"add", _nv_constant0=b"\1")
+    assert digest(one) == digest(elf(_debug_line=b"345", _text_second=b"add", _nv_constant0=b"\1"))
+
+
+@pytest.mark.parametrize(
+    "other", [{"_text_a": b"mul", "_nv_constant0": b"\1"}, {"_text_a": b"add", "_nv_constant0": b"\2"}]
+)
+def test_instructions_and_constants_are_the_code(bench_modules: Any, other: dict[str, bytes]) -> None:
+    """Another instruction or another constant is other code."""
+    digest = bench_modules.device_code.instructions
+    assert digest(elf(_text_a=b"add", _nv_constant0=b"\1")) != digest(elf(**other))
+
+
+def test_a_knob_is_judged_by_pairs_that_differ_in_it_alone(bench_modules: Any) -> None:
+    """Pairs that differ in two knobs say nothing of either."""
+    codes = {ONE: "a", TWO: "a", FOUR: "b", ONE.replace(BLOCK=128): "c"}
+    assert bench_modules.device_code.knob_changes(codes) == {"num_warps": (3, 2), "BLOCK": (1, 1)}
+
+
+def test_the_same_code_is_compared_once(bench_modules: Any) -> None:
+    """Of configurations that run the same instructions on as many warps the first stands for all."""
+    codes = {ONE: "a", ONE.replace(BLOCK=128): "a", TWO: "b", TWO.replace(BLOCK=128): "b", FOUR: "a"}
+    assert bench_modules.bit_classes.distinct(codes, ONE) == [TWO, FOUR]
+
+
+def test_disagreement_of_the_two_methods_is_named(bench_modules: Any) -> None:
+    """A candidate refuted though its digests are the reference's, or let pass though they are not, is listed."""
+    found = bench_modules.bit_classes.agreement(
+        ONE, {TWO: verdict(WRONG), FOUR: verdict(None)}, {ONE: ["x=1"], TWO: ["x=1"], FOUR: ["x=2"]}
+    )
+    assert found["refuted_of_equal_digest"] == [f"{TWO}: {WRONG}"]
+    assert found["not_refuted_of_other_digest"] == [str(FOUR)]
+    assert (found["classes"], found["class_sizes"]) == (2, [2, 1])
+
+
+def test_agreement_of_the_two_methods_is_silent(bench_modules: Any) -> None:
+    """What differs is refuted and what is equal is not: nothing to report."""
+    found = bench_modules.bit_classes.agreement(
+        ONE, {TWO: verdict(None), FOUR: verdict(WRONG)}, {ONE: ["x=1"], TWO: ["x=1"], FOUR: ["x=2"]}
+    )
+    assert found["refuted_of_equal_digest"] == found["not_refuted_of_other_digest"] == []
+    assert (found["refuted"], found["not_refuted"], found["refuted_by"]) == (1, 1, {"input families": 1})
+
+
+def test_two_results_are_compared_problem_by_problem(bench_modules: Any, tmp_path: Path) -> None:
+    """Digests of the same kernel and problem are equal or different; what only one run has is counted."""
+    kept = {"machine": {"triton": "3.6.0"}, "suite": "s", "spaces": [row("a", "1"), row("b", "2"), row("c", "3")]}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    found = bench_modules.bit_classes.compared_with([row("a", "1"), row("b", "9")], tmp_path / "kept.json")
+    assert found["counts"] == {"operator: different": 1, "operator: equal": 1}
+    assert (found["only_here"], found["only_there"]) == (0, 1)
+
+
+def row(kernel: str, digest: str) -> dict[str, Any]:
+    return {"kind": "operator", "kernel": kernel, "problem": "T=1", "digests": [f"normals={digest}"]}
+
+
+def test_the_tiles_of_the_product_are_the_same_everywhere(bench_modules: Any) -> None:
+    """356 launches of the product fit a Hopper board, for either dtype, none of them the reference."""
+    (model,) = (m for record in hal.plugins.platforms() for m in record.models if m.arch == "sm_90")
+    with scripted().active():
+        place = bench_modules.known_spaces.Place(Hopper(model), 0, small=False)
+        spaces = list(bench_modules.known_spaces.matmul_tiles(place))
+    assert [len(space.configs) for space in spaces] == [356, 356]
+    assert all(space.kernel.reference_config(space.problem) not in space.configs for space in spaces)
+
+
+class Hopper:
+    """What laying out spaces asks of a session, on a platform that has ``model``."""
+
+    def __init__(self, model: Any) -> None:
+        self.plugins = hal.plugins
+        self.platform = types.SimpleNamespace(name="cuda", device_type="cpu", model=lambda device: model)
