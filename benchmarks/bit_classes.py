@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import platform as host
@@ -43,13 +44,22 @@ class Stand:
     def reference(self) -> Any:
         return self.space.kernel.reference_config(self.space.problem)
 
-    def lowered(self, config: Any) -> list[Any]:
-        """What is compiled for ``config``: the problem's own code first, then the codes that only the gate runs."""
+    @functools.cached_property
+    def problems(self) -> list[Any]:
+        """The problems that are compiled apart: the space's own, then those of cases that only the gate runs."""
         from kalign_core.declare import lower
 
         cases = [case for check in self.gate.checks for case in check.cases(self.bench)]
-        problems = [self.space.problem, *dict.fromkeys(self.bench.problem_for(case) for case in cases)]
-        return list(dict.fromkeys(lower(self.space.kernel, problem, config) for problem in problems))
+        apart: dict[Any, Any] = {}
+        for problem in (self.space.problem, *map(self.bench.problem_for, cases)):
+            apart.setdefault(lower(self.space.kernel, problem, self.reference), problem)
+        return list(apart.values())
+
+    def lowered(self, config: Any) -> list[Any]:
+        """What is compiled for ``config``."""
+        from kalign_core.declare import lower
+
+        return [lower(self.space.kernel, problem, config) for problem in self.problems]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from naive_row_sum import naive_row_sum_kernel
 from kalign_core import ops
 from kalign_core.api import recorded
 from kalign_core.declare import Kernel, lower
+from kalign_core.errors import BadArgument
 from kalign_core.records import Config, Problem
 from kalign_core.verifier.variants import dense_problem, variant
 
@@ -151,7 +152,7 @@ def operators(place: Place, most_pairs: int, known: Sequence[Space]) -> Iterator
     counts: dict[Kernel, int] = {}
     for op in ops.operators():
         for sizes, dtype in problems(op, place.small):
-            for call in place.calls(op, sizes, dtype):
+            for call in posed(place, op, sizes, dtype):
                 kernel, problem = call.kernel, call.problem
                 if _code(kernel, problem) in seen:
                     continue
@@ -165,8 +166,19 @@ def operators(place: Place, most_pairs: int, known: Sequence[Space]) -> Iterator
                 yield Space(OPERATOR, kernel, problem, configs, len(found.refused))
 
 
+def posed(place: Place, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]:
+    """The kernel calls of ``op`` at ``sizes``; none where it takes no such sizes, an odd width for example."""
+    try:
+        return place.calls(op, sizes, dtype)
+    except BadArgument:
+        return []
+
+
 def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
-    """Every size of ``op`` with every dtype, neighbours differing in both; rows are capped, no code depends on them."""
+    """Every size of ``op`` with every dtype, neighbours differing in both, then widths that no vector divides.
+
+    Rows are capped, since no code depends on them.
+    """
     growing = {dim for kernel in op.kernels for dim in kernel.bucket}
     sizes = [
         {dim: min(size, MOST_ROWS) if dim in growing else size for dim, size in each.items()}
@@ -174,6 +186,8 @@ def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     ]
     diagonals = itertools.product(range(len(sizes)), range(len(op.dtypes)))
     pairs = [(sizes[(turn + place) % len(sizes)], op.dtypes[place]) for turn, place in diagonals]
+    odd = {dim: size if dim in growing else max(1, size - 1) for dim, size in sizes[0].items()}
+    pairs += [(odd, dtype) for dtype in op.dtypes]
     return [pair for number, pair in enumerate(pairs) if pair not in pairs[:number]]
 
 
