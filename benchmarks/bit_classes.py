@@ -124,20 +124,33 @@ def examine(here: Any, stand: Stand, ahead: Ahead) -> dict[str, Any]:
     if failures[stand.reference]:
         return {**row, "error": f"the reference: {failures[stand.reference]}"}
     waited = time.monotonic()
-    row |= {"digests": digests_of(bench, stand.reference)}
     if space.configs:
         row |= compare(stand, [config for config, failure in failures.items() if not failure])
+    row["digests"] = list(stand.gate.digests or stand.gate.reference.digests())
     row["failed"] = sorted(Counter(reason.partition(",")[0] for reason in failures.values() if reason).items())
     bench.renew_inputs()
     row["seconds"] = {"compiling": round(waited - started, 2), "running": round(time.monotonic() - waited, 2)}
     return row
 
 
-def digests_of(bench: Any, config: Any) -> list[str]:
-    """Digests of the widest output over the core cases, as a decision keeps them."""
-    from kalign_core.verifier.reference import Reference
+def digests_of(bench: Any, bounds: Mapping[Any, Any]) -> dict[Any, tuple[str, ...]]:
+    """Digests of every launch's widest output over the core cases, as ``Reference.digests`` takes them.
 
-    return list(Reference(bench, bench.bound(config)).digests())
+    The inputs of each case are made once for all of them, which is most of what digests cost.
+    """
+    from kalign_core.records import Case
+    from kalign_core.verifier.checks import DIGEST_ELEMENTS, DIGEST_FAMILIES
+    from kalign_core.verifier.compare import digest
+
+    variant = "wide" if bench.has_variant("wide") else ""
+    found: dict[Any, tuple[str, ...]] = dict.fromkeys(bounds, ())
+    for family in DIGEST_FAMILIES:
+        if family in bench.families:
+            case = bench.reduced(Case("digest", family=family, seed=1, variant=variant), DIGEST_ELEMENTS)
+            for config, bound in bounds.items():
+                run = bench.run(bound.launch_for(bench, case), case)
+                found[config] += (f"{family}={digest([buffer.view for buffer in run.outputs.values()])}",)
+    return found
 
 
 def compare(stand: Stand, configs: Sequence[Any]) -> dict[str, Any]:
@@ -155,9 +168,12 @@ def compare(stand: Stand, configs: Sequence[Any]) -> dict[str, Any]:
     apart = distinct(codes, stand.reference)
     gate_s = time.monotonic()
     stand.gate.check_reference()
-    verdicts = stand.gate.examine([bench.bound(config, launches[config]) for config in apart])
+    bounds = {config: bench.bound(config, launches[config]) for config in (stand.reference, *apart)}
+    verdicts = stand.gate.examine([bounds[config] for config in apart])
     digest_s = time.monotonic()
-    digests = {config: digests_of(bench, config) for config in (stand.reference, *apart)}
+    digests = digests_of(bench, bounds)
+    if digests[stand.reference] != stand.gate.digests[1:]:
+        raise RuntimeError(f"digests here are not the gate's own: {digests[stand.reference]}, {stand.gate.digests[1:]}")
     found = {"gate": round(digest_s - gate_s, 2), "digests": round(time.monotonic() - digest_s, 2)}
     return {
         "unlaunchable": failed,
@@ -206,63 +222,13 @@ def agreement(reference: Any, verdicts: Mapping[Any, Any], digests: Mapping[Any,
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """By kind and by kernel: what was tried and what came of it. A pair counts once for each two codes of a kernel."""
-    compared = [row for row in rows if "compared" in row]
-    kinds = {row["kind"]: None for row in compared}
-    kernels: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for row in compared:
-        kernels.setdefault((row["kernel"], row["kind"]), []).append(row)
-    return {
-        "kinds": {kind: totals([r for r in compared if r["kind"] == kind]) for kind in kinds},
-        "kernels": [{"kernel": name, "kind": kind, **totals(own)} for (name, kind), own in kernels.items()],
-        "knobs": knobs(compared),
-        "errors": [f"{row['kernel']} {row['problem']}: {row['error']}" for row in rows if "error" in row],
-    }
-
-
-def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    counted = ("candidates", "refused_by_limits", "identical_code", "compared", "refuted", "not_refuted")
-    pairs = {(row["kernel"], row["codes"][0], code) for row in rows for code in row["codes"][1:]}
-    return {
-        "spaces": len(rows),
-        **{name: sum(row[name] for row in rows) for name in counted},
-        "failed": sum(count for row in rows for _, count in row["failed"]) + sum(len(r["unlaunchable"]) for r in rows),
-        "pairs_of_different_code": len({pair for pair in pairs if pair[1] != pair[2]}),
-        "classes": [row["classes"] for row in rows],
-        "refuted_of_equal_digest": sum(len(row["refuted_of_equal_digest"]) for row in rows),
-        "not_refuted_of_other_digest": sum(len(row["not_refuted_of_other_digest"]) for row in rows),
-    }
-
-
-def knobs(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """By kernel and knob, in how many of the pairs that differ in that knob alone the code differs; inert: in none."""
-    found: dict[str, dict[str, tuple[int, int]]] = {}
-    for row in rows:
-        for name, (pairs, changed) in row["knobs"].items():
-            known = found.setdefault(row["kernel"], {})
-            before = known.get(name, (0, 0))
-            known[name] = (before[0] + pairs, before[1] + changed)
-    return {
-        kernel: {n: f"{changed} of {pairs}" + ("" if changed else ", inert") for n, (pairs, changed) in known.items()}
-        for kernel, known in found.items()
-    }
-
-
-def compared_with(rows: Sequence[Mapping[str, Any]], path: Path) -> dict[str, Any]:
-    """Which references have the digests that an earlier run kept in ``path``, by kernel and problem."""
-    kept = json.loads(path.read_text(encoding="utf-8"))
-    theirs = {(row["kernel"], row["problem"]): row["digests"] for row in kept["spaces"] if "digests" in row}
-    ours = {(row["kernel"], row["problem"]): (row["kind"], row["digests"]) for row in rows if "digests" in row}
-    both = [key for key in ours if key in theirs]
-    alike = {key: ours[key][1] == theirs[key] for key in both}
-    kinds = Counter((ours[key][0], "equal" if alike[key] else "different") for key in both)
-    return {
-        "triton": kept["machine"]["triton"], "suite": kept["suite"],
-        "counts": {f"{kind}: {how}": count for (kind, how), count in sorted(kinds.items())},
-        "problems": [{"kernel": kernel, "problem": text, "equal": alike[kernel, text]} for kernel, text in both],
-        "only_here": len(ours) - len(both), "only_there": len(theirs) - len(both),
-    }  # fmt: skip
+def command(given: argparse.Namespace) -> str:
+    """What was asked for, files by their names alone."""
+    words = ["benchmarks/bit_classes.py"]
+    for name, value in vars(given).items():
+        if value not in (None, False, "", float("inf")):
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [getattr(value, "name", str(value))])]
+    return " ".join(words)
 
 
 def machine(here: Any, device: int) -> dict[str, str]:
@@ -294,6 +260,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     here = session.current()
     device = here.platform.devices()[0]
     import known_spaces  # whose kernels are compiled or interpreted as the platform has settled
+    from bit_class_report import compared_with, summary
 
     rows: list[dict[str, Any]] = []
     with here.platform.on(device):
@@ -305,7 +272,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         jobs = [job for s in stands for config in (s.reference, *s.space.configs) for job in s.lowered(config)]
         print(f"{len(stands)} spaces, {len(set(jobs))} compiles, {time.monotonic() - started:.1f} s", file=sys.stderr)
         result = {
-            "benchmark": "bit_classes", "command": " ".join(sys.argv[1:]), "suite": SUITE,
+            "benchmark": "bit_classes", "command": command(given), "suite": SUITE,
             "machine": machine(here, device), "spaces": rows, "not_run": [],
         }  # fmt: skip
         with compiling(here, device, jobs) as ahead:

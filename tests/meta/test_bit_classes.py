@@ -23,11 +23,13 @@ WRONG = Refutation("input families", "bytes differ")
 def bench_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's modules, as its script imports them."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bit_class_report
     import bit_classes
     import device_code
     import known_spaces
 
-    return types.SimpleNamespace(bit_classes=bit_classes, device_code=device_code, known_spaces=known_spaces)
+    modules = (bit_class_report, bit_classes, device_code, known_spaces)
+    return types.SimpleNamespace(**{module.__name__: module for module in modules})
 
 
 def elf(**sections: bytes) -> bytes:
@@ -104,9 +106,37 @@ def test_two_results_are_compared_problem_by_problem(bench_modules: Any, tmp_pat
     """Digests of the same kernel and problem are equal or different; what only one run has is counted."""
     kept = {"machine": {"triton": "3.6.0"}, "suite": "s", "spaces": [row("a", "1"), row("b", "2"), row("c", "3")]}
     (tmp_path / "kept.json").write_text(json.dumps(kept))
-    found = bench_modules.bit_classes.compared_with([row("a", "1"), row("b", "9")], tmp_path / "kept.json")
+    found = bench_modules.bit_class_report.compared_with([row("a", "1"), row("b", "9")], tmp_path / "kept.json")
     assert found["counts"] == {"operator: different": 1, "operator: equal": 1}
     assert (found["only_here"], found["only_there"]) == (0, 1)
+
+
+def compared(kernel: str, *codes: str, knobs: dict[str, list[int]]) -> dict[str, Any]:
+    counts = dict.fromkeys(("candidates", "refused_by_limits", "identical_code", "compared", "refuted"), 1)
+    return {
+        "kind": "operator", "kernel": kernel, "problem": "T=1", "codes": list(codes), "knobs": knobs, "classes": 1,
+        "failed": [], "unlaunchable": {}, "refuted_of_equal_digest": [], "not_refuted_of_other_digest": [],
+        "not_refuted": 0, **counts,
+    }  # fmt: skip
+
+
+def test_two_codes_of_a_kernel_are_one_pair(bench_modules: Any) -> None:
+    """What another space of the same kernel has compared already is not counted again, another kernel's is."""
+    rows = [
+        compared("a", "r", "x", knobs={}),
+        compared("a", "r", "x", "y", knobs={}),
+        compared("b", "r", "x", knobs={}),
+    ]
+    found = bench_modules.bit_class_report.summary(rows)
+    assert [(own["kernel"], own["pairs_of_different_code"]) for own in found["kernels"]] == [("a", 2), ("b", 1)]
+    assert found["kinds"]["operator"]["compared"] == 3
+
+
+def test_a_knob_that_never_changes_the_code_is_inert(bench_modules: Any) -> None:
+    """A knob that changed it once, in whichever space, is not."""
+    rows = [compared("a", "r", knobs={"S": [2, 0], "W": [2, 0]}), compared("a", "r", knobs={"S": [1, 0], "W": [1, 1]})]
+    found = bench_modules.bit_class_report.summary(rows)
+    assert (found["inert_knobs"], found["knobs"]) == (["a.S"], {"a": {"S": [3, 0], "W": [3, 1]}})
 
 
 def row(kernel: str, digest: str) -> dict[str, Any]:
@@ -129,3 +159,37 @@ class Hopper:
     def __init__(self, model: Any) -> None:
         self.plugins = hal.plugins
         self.platform = types.SimpleNamespace(name="cuda", device_type="cpu", model=lambda device: model)
+
+
+RESULTS = BENCHMARKS / "results"
+
+
+def kept(name: str) -> Any:
+    return json.loads((RESULTS / f"h200-triton-{name}.json").read_text(encoding="utf-8"))
+
+
+def test_the_published_tables_are_those_of_the_kept_results(bench_modules: Any) -> None:
+    """What the page of bit classes shows is what the report makes of the results beside it."""
+    report, text = bench_modules.bit_class_report, (RESULTS / "bit-classes.md").read_text(encoding="utf-8")
+    assert report.tables(kept("3.6-bit-classes")) in text
+    assert report.bad_table([kept("3.6-bad-kernels"), kept("3.9-bad-kernels")]) in text
+
+
+def test_the_published_figures_are_the_kept_ones(bench_modules: Any) -> None:
+    """The aims' measured column repeats the kept results."""
+    rows = kept("3.6-bit-classes")["spaces"]
+    found = bench_modules.bit_class_report.summary(rows)
+    text = (RESULTS / "bit-classes.md").read_text(encoding="utf-8")
+    kinds, against = found["kinds"], kept("3.9-bit-class-references")["against"]["problems"]
+    disagree = sum(k["refuted_of_equal_digest"] + k["not_refuted_of_other_digest"] for k in kinds.values())
+    pairs = sum(kinds[kind]["pairs_of_different_code"] for kind in ("known equal", "operator"))
+    alike = [each["equal"] for each in against if not each["kernel"].startswith("naive")]
+    for said in (
+        f"| {kinds['known equal']['refuted']} of {kinds['known equal']['compared']} |",
+        f"| {kinds['operator']['refuted']} of {kinds['operator']['compared']} |",
+        f"| {disagree} of {sum(kind['compared'] for kind in kinds.values()):,} |",
+        f"| {pairs:,} |",
+        f"{sum(alike)} problems of operator kernels",
+    ):
+        assert said in text, said
+    assert (all(alike), found["inert_knobs"]) == (True, [])
