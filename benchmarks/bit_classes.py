@@ -1,6 +1,6 @@
 """Does the gate refute what differs, and nothing that is equal? Two methods that must agree; prints one JSON object.
 
-``python benchmarks/bit_classes.py [--small] [--only KERNEL] [--out FILE] [--seconds S]``, and
+``python benchmarks/bit_classes.py [--small] [--only KERNELS] [--out FILE] [--seconds S]``, and
 ``--reference-only --against FILE`` under another compiler.
 
 Every space of ``known_spaces.py`` is examined twice: the quick gate, as it stands before a candidate while tuning, says
@@ -265,7 +265,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     with here.platform.on(device):
         place = known_spaces.Place(here, device, given.small)
-        spaces = [s for s in known_spaces.plan(place, given.most_pairs) if given.only in ("", s.kernel.name)]
+        spaces = known_spaces.plan(place, given.most_pairs)
+        if given.only:
+            spaces = [space for space in spaces if space.kernel.name in given.only.split(",")]
         if given.reference_only:
             spaces = [known_spaces.Space(s.kind, s.kernel, s.problem) for s in spaces]
         stands = [stand_for(here, device, space) for space in spaces]
@@ -312,7 +314,7 @@ def keep(result: Mapping[str, Any], path: Path | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true", help="sizes that an interpreter can bear")
-    parser.add_argument("--only", default="", help="the name of one kernel")
+    parser.add_argument("--only", default="", help="names of kernels, separated by commas")
     parser.add_argument("--out", type=Path, help="keep the result here as it grows")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="examine no further space after these")
     parser.add_argument("--most-pairs", type=int, default=MOST_PAIRS, help="candidates of each operator kernel")

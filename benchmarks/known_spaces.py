@@ -8,7 +8,8 @@ are taken up: nothing but the known spaces names a kernel.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ EQUAL, DIFFERENT, OPERATOR, REFERENCE = "known equal", "known to differ", "opera
 # The gate looks at a few hundred rows of most cases, whatever the problem has.
 MOST_ROWS = 512
 MOST_OF_ONE_PROBLEM = 32
+LAYOUTS = ("unaligned", "uneven")
 
 
 @dataclass(frozen=True)
@@ -145,25 +147,36 @@ def fused(place: Place) -> Iterator[Space]:
 def operators(place: Place, most_pairs: int, known: Sequence[Space]) -> Iterator[Space]:
     """Problems of every operator kernel, as the operators are called: candidates until there are ``most_pairs``.
 
-    Problems beyond that are there for the digests of their references. One whose reference is the same code as an
-    earlier one's is left out.
+    Kernels with few knobs are also examined on the layouts of their problems that are other code. Problems beyond that
+    are there for the digests of their references. One whose reference is the same code as an earlier one's is left out.
     """
     seen = {_code(space.kernel, space.problem) for space in known}
-    counts: dict[Kernel, int] = {}
+    counts: Counter[Kernel] = Counter()
+    asked: list[tuple[Kernel, Problem]] = []
     for op in ops.operators():
         for sizes, dtype in problems(op, place.small):
-            for call in posed(place, op, sizes, dtype):
-                kernel, problem = call.kernel, call.problem
-                if _code(kernel, problem) in seen:
-                    continue
-                seen.add(_code(kernel, problem))
-                if counts.get(kernel, 0) >= most_pairs:
-                    yield Space(REFERENCE, kernel, problem)
-                    continue
-                found = place.session.space(kernel, problem, call.device)
-                configs = spread([c for c in found.candidates if c != kernel.reference_config(problem)])
-                counts[kernel] = counts.get(kernel, 0) + len(configs)
-                yield Space(OPERATOR, kernel, problem, configs, len(found.refused))
+            asked += [(call.kernel, call.problem) for call in posed(place, op, sizes, dtype)]
+    for kernel, problem in itertools.chain(asked, laid_out_otherwise(asked, counts, most_pairs)):
+        if _code(kernel, problem) in seen:
+            continue
+        seen.add(_code(kernel, problem))
+        if counts[kernel] >= most_pairs:
+            yield Space(REFERENCE, kernel, problem)
+            continue
+        found = place.session.space(kernel, problem, place.device)
+        configs = spread([c for c in found.candidates if c != kernel.reference_config(problem)])
+        counts[kernel] += len(configs)
+        yield Space(OPERATOR, kernel, problem, configs, len(found.refused))
+
+
+def laid_out_otherwise(
+    asked: Sequence[tuple[Kernel, Problem]], counts: Mapping[Kernel, int], most_pairs: int
+) -> Iterator[tuple[Kernel, Problem]]:
+    """The problems of those kernels that still have too few candidates, unaligned and with rows apart unevenly."""
+    for name, (kernel, problem) in itertools.product(LAYOUTS, asked):
+        other = variant(kernel, problem, name) if counts[kernel] < most_pairs else None
+        if other is not None:
+            yield kernel, other
 
 
 def posed(place: Place, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from kalign_core import hal
+from kalign_core import hal, ops
 from kalign_core.records import Config, Refutation
+from kalign_core.verifier.variants import dense_problem, variant
 from tests.core.scripted import scripted
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -193,3 +194,19 @@ def test_the_published_figures_are_the_kept_ones(bench_modules: Any) -> None:
     ):
         assert said in text, said
     assert (all(alike), found["inert_knobs"]) == (True, [])
+
+
+def test_a_sample_of_a_space_is_taken_from_all_of_it(bench_modules: Any) -> None:
+    """Long lists are thinned evenly, short ones kept whole."""
+    configs = [Config(BLOCK=number, num_warps=1) for number in range(64)]
+    assert bench_modules.known_spaces.spread(configs) == tuple(configs[::2])
+    assert bench_modules.known_spaces.spread(configs[:3]) == tuple(configs[:3])
+
+
+def test_kernels_with_few_knobs_are_looked_at_in_other_layouts(bench_modules: Any) -> None:
+    """Problems of a kernel that has its candidates are left as they are; others also come unaligned and uneven."""
+    known, kernel = bench_modules.known_spaces, ops.swiglu.kernels[0]
+    problem = dense_problem(kernel, {"T": 4, "F": 64}, dict.fromkeys(kernel.args, "bf16"))
+    others = list(known.laid_out_otherwise([(kernel, problem)], {kernel: 63}, 64))
+    assert others == [(kernel, variant(kernel, problem, name)) for name in ("unaligned", "uneven")]
+    assert list(known.laid_out_otherwise([(kernel, problem)], {kernel: 64}, 64)) == []
