@@ -1,0 +1,212 @@
+"""The benchmark that holds the gate's verdicts beside bit classes: what it counts, and what it calls the same code."""
+
+from __future__ import annotations
+
+import json
+import struct
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kalign_core import hal, ops
+from kalign_core.records import Config, Refutation
+from kalign_core.verifier.variants import dense_problem, variant
+from tests.core.scripted import scripted
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ONE, TWO, FOUR = (Config(BLOCK=64, num_warps=warps) for warps in (1, 2, 4))
+WRONG = Refutation("input families", "bytes differ")
+
+
+@pytest.fixture
+def bench_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The benchmark's modules, as its script imports them."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import bit_class_report
+    import bit_classes
+    import device_code
+    import known_spaces
+
+    modules = (bit_class_report, bit_classes, device_code, known_spaces)
+    return types.SimpleNamespace(**{module.__name__: module for module in modules})
+
+
+def elf(**sections: bytes) -> bytes:
+    """A 64-bit ELF file with ``sections``, underscores in their names standing for dots."""
+    names, contents, headers = b"\0", b"", []
+    for name, content in {**sections, "_shstrtab": b""}.items():
+        headers.append((len(names), 1, len(contents), len(content)))
+        names += name.replace("_", ".").encode() + b"\0"
+        contents += content
+    place, *_ = headers[-1]
+    headers[-1] = (place, 3, len(contents), len(names))
+    start = 64 + len(contents) + len(names)
+    table = b"".join(
+        struct.pack("<II4QIIQQ", n, kind, 0, 0, 64 + at, size, 0, 0, 1, 0) for n, kind, at, size in headers
+    )
+    head = bytearray(64)
+    struct.pack_into("<Q", head, 0x28, start)
+    struct.pack_into("<HHH", head, 0x3A, 64, len(headers), len(headers) - 1)
+    return bytes(head) + contents + names + table
+
+
+def verdict(refutation: Refutation | None) -> Any:
+    return types.SimpleNamespace(refutation=refutation)
+
+
+def test_lines_of_source_are_no_part_of_the_code(bench_modules: Any) -> None:
+    """Binaries that differ in debug information and the kernel's name alone are the same code."""
+    digest = bench_modules.device_code.instructions
+    one = elf(_debug_line=b"12", _text_first=b"add", _nv_constant0=b"\1")
+    assert digest(one) == digest(elf(_debug_line=b"345", _text_second=b"add", _nv_constant0=b"\1"))
+
+
+@pytest.mark.parametrize(
+    "other", [{"_text_a": b"mul", "_nv_constant0": b"\1"}, {"_text_a": b"add", "_nv_constant0": b"\2"}]
+)
+def test_instructions_and_constants_are_the_code(bench_modules: Any, other: dict[str, bytes]) -> None:
+    """Another instruction or another constant is other code."""
+    digest = bench_modules.device_code.instructions
+    assert digest(elf(_text_a=b"add", _nv_constant0=b"\1")) != digest(elf(**other))
+
+
+def test_a_knob_is_judged_by_pairs_that_differ_in_it_alone(bench_modules: Any) -> None:
+    """Pairs that differ in two knobs say nothing of either."""
+    codes = {ONE: "a", TWO: "a", FOUR: "b", ONE.replace(BLOCK=128): "c"}
+    assert bench_modules.device_code.knob_changes(codes) == {"num_warps": (3, 2), "BLOCK": (1, 1)}
+
+
+def test_the_same_code_is_compared_once(bench_modules: Any) -> None:
+    """Of configurations that run the same instructions on as many warps the first stands for all."""
+    codes = {ONE: "a", ONE.replace(BLOCK=128): "a", TWO: "b", TWO.replace(BLOCK=128): "b", FOUR: "a"}
+    assert bench_modules.bit_classes.distinct(codes, ONE) == [TWO, FOUR]
+
+
+def test_disagreement_of_the_two_methods_is_named(bench_modules: Any) -> None:
+    """A candidate refuted though its digests are the reference's, or let pass though they are not, is listed."""
+    found = bench_modules.bit_classes.agreement(
+        ONE, {TWO: verdict(WRONG), FOUR: verdict(None)}, {ONE: ["x=1"], TWO: ["x=1"], FOUR: ["x=2"]}
+    )
+    assert found["refuted_of_equal_digest"] == [f"{TWO}: {WRONG}"]
+    assert found["not_refuted_of_other_digest"] == [str(FOUR)]
+    assert (found["classes"], found["class_sizes"]) == (2, [2, 1])
+
+
+def test_agreement_of_the_two_methods_is_silent(bench_modules: Any) -> None:
+    """What differs is refuted and what is equal is not: nothing to report."""
+    found = bench_modules.bit_classes.agreement(
+        ONE, {TWO: verdict(None), FOUR: verdict(WRONG)}, {ONE: ["x=1"], TWO: ["x=1"], FOUR: ["x=2"]}
+    )
+    assert found["refuted_of_equal_digest"] == found["not_refuted_of_other_digest"] == []
+    assert (found["refuted"], found["not_refuted"], found["refuted_by"]) == (1, 1, {"input families": 1})
+
+
+def test_two_results_are_compared_problem_by_problem(bench_modules: Any, tmp_path: Path) -> None:
+    """Digests of the same kernel and problem are equal or different; what only one run has is counted."""
+    kept = {"machine": {"triton": "3.6.0"}, "suite": "s", "spaces": [row("a", "1"), row("b", "2"), row("c", "3")]}
+    (tmp_path / "kept.json").write_text(json.dumps(kept))
+    found = bench_modules.bit_class_report.compared_with([row("a", "1"), row("b", "9")], tmp_path / "kept.json")
+    assert found["counts"] == {"operator: different": 1, "operator: equal": 1}
+    assert (found["only_here"], found["only_there"]) == (0, 1)
+
+
+def compared(kernel: str, *codes: str, knobs: dict[str, list[int]]) -> dict[str, Any]:
+    counts = dict.fromkeys(("candidates", "refused_by_limits", "identical_code", "compared", "refuted"), 1)
+    return {
+        "kind": "operator", "kernel": kernel, "problem": "T=1", "codes": list(codes), "knobs": knobs, "classes": 1,
+        "failed": [], "unlaunchable": {}, "refuted_of_equal_digest": [], "not_refuted_of_other_digest": [],
+        "not_refuted": 0, **counts,
+    }  # fmt: skip
+
+
+def test_two_codes_of_a_kernel_are_one_pair(bench_modules: Any) -> None:
+    """What another space of the same kernel has compared already is not counted again, another kernel's is."""
+    rows = [
+        compared("a", "r", "x", knobs={}),
+        compared("a", "r", "x", "y", knobs={}),
+        compared("b", "r", "x", knobs={}),
+    ]
+    found = bench_modules.bit_class_report.summary(rows)
+    assert [(own["kernel"], own["pairs_of_different_code"]) for own in found["kernels"]] == [("a", 2), ("b", 1)]
+    assert found["kinds"]["operator"]["compared"] == 3
+
+
+def test_a_knob_that_never_changes_the_code_is_inert(bench_modules: Any) -> None:
+    """A knob that changed it once, in whichever space, is not."""
+    rows = [compared("a", "r", knobs={"S": [2, 0], "W": [2, 0]}), compared("a", "r", knobs={"S": [1, 0], "W": [1, 1]})]
+    found = bench_modules.bit_class_report.summary(rows)
+    assert (found["inert_knobs"], found["knobs"]) == (["a.S"], {"a": {"S": [3, 0], "W": [3, 1]}})
+
+
+def row(kernel: str, digest: str) -> dict[str, Any]:
+    return {"kind": "operator", "kernel": kernel, "problem": "T=1", "digests": [f"normals={digest}"]}
+
+
+def test_the_tiles_of_the_product_are_the_same_everywhere(bench_modules: Any) -> None:
+    """356 launches of the product fit a Hopper board, for either dtype, none of them the reference."""
+    (model,) = (m for record in hal.plugins.platforms() for m in record.models if m.arch == "sm_90")
+    with scripted().active():
+        place = bench_modules.known_spaces.Place(Hopper(model), 0, small=False)
+        spaces = list(bench_modules.known_spaces.matmul_tiles(place))
+    assert [len(space.configs) for space in spaces] == [356, 356]
+    assert all(space.kernel.reference_config(space.problem) not in space.configs for space in spaces)
+
+
+class Hopper:
+    """What laying out spaces asks of a session, on a platform that has ``model``."""
+
+    def __init__(self, model: Any) -> None:
+        self.plugins = hal.plugins
+        self.platform = types.SimpleNamespace(name="cuda", device_type="cpu", model=lambda device: model)
+
+
+RESULTS = BENCHMARKS / "results"
+
+
+def kept(name: str) -> Any:
+    return json.loads((RESULTS / f"h200-triton-{name}.json").read_text(encoding="utf-8"))
+
+
+def test_the_published_tables_are_those_of_the_kept_results(bench_modules: Any) -> None:
+    """What the page of bit classes shows is what the report makes of the results beside it."""
+    report, text = bench_modules.bit_class_report, (RESULTS / "bit-classes.md").read_text(encoding="utf-8")
+    assert report.tables(kept("3.6-bit-classes")) in text
+    assert report.bad_table([kept("3.6-bad-kernels"), kept("3.9-bad-kernels")]) in text
+
+
+def test_the_published_figures_are_the_kept_ones(bench_modules: Any) -> None:
+    """The aims' measured column repeats the kept results."""
+    rows = kept("3.6-bit-classes")["spaces"]
+    found = bench_modules.bit_class_report.summary(rows)
+    text = (RESULTS / "bit-classes.md").read_text(encoding="utf-8")
+    kinds, against = found["kinds"], kept("3.9-bit-class-references")["against"]["problems"]
+    disagree = sum(k["refuted_of_equal_digest"] + k["not_refuted_of_other_digest"] for k in kinds.values())
+    pairs = sum(kinds[kind]["pairs_of_different_code"] for kind in ("known equal", "operator"))
+    alike = [each["equal"] for each in against if not each["kernel"].startswith("naive")]
+    for said in (
+        f"| {kinds['known equal']['refuted']} of {kinds['known equal']['compared']} |",
+        f"| {kinds['operator']['refuted']} of {kinds['operator']['compared']} |",
+        f"| {disagree} of {sum(kind['compared'] for kind in kinds.values()):,} |",
+        f"| {pairs:,} |",
+        f"{sum(alike)} problems of operator kernels",
+    ):
+        assert said in text, said
+    assert (all(alike), found["inert_knobs"]) == (True, [])
+
+
+def test_a_sample_of_a_space_is_taken_from_all_of_it(bench_modules: Any) -> None:
+    """Long lists are thinned evenly, short ones kept whole."""
+    configs = [Config(BLOCK=number, num_warps=1) for number in range(64)]
+    assert bench_modules.known_spaces.spread(configs) == tuple(configs[::2])
+    assert bench_modules.known_spaces.spread(configs[:3]) == tuple(configs[:3])
+
+
+def test_kernels_with_few_knobs_are_looked_at_in_other_layouts(bench_modules: Any) -> None:
+    """Problems of a kernel that has its candidates are left as they are; others also come unaligned and uneven."""
+    known, kernel = bench_modules.known_spaces, ops.swiglu.kernels[0]
+    problem = dense_problem(kernel, {"T": 4, "F": 64}, dict.fromkeys(kernel.args, "bf16"))
+    others = list(known.laid_out_otherwise([(kernel, problem)], {kernel: 63}, 64))
+    assert others == [(kernel, variant(kernel, problem, name)) for name in ("unaligned", "uneven")]
+    assert list(known.laid_out_otherwise([(kernel, problem)], {kernel: 64}, 64)) == []
