@@ -185,15 +185,15 @@ def test_probes_print_nothing_to_stdout(tmp_path: Path, capsys: pytest.CaptureFi
     st.booleans(),
 )
 def test_selection_holds_its_promises(kinds: list[tuple[bool, bool]], wanted: str | None, torch: bool) -> None:
-    """Whatever there is, what is chosen is usable, is what was asked for, and is built in only for want of others."""
+    """Whatever there is, what is chosen is usable, is what was asked for, and is a fallback only for want of others."""
     records = [
-        PlatformRecord(f"p{n}", lambda _, usable=usable: Evidence(usable, "so"), "a:b", builtin=builtin)  # type: ignore[misc]
-        for n, (usable, builtin) in enumerate(kinds)
+        PlatformRecord(f"p{n}", lambda _, usable=usable: Evidence(usable, "so"), "a:b", fallback=fallback)  # type: ignore[misc]
+        for n, (usable, fallback) in enumerate(kinds)
     ]
     environment = Environment(root=Path("/nowhere"), torch=FOR_HOST if torch else None, triton=True)
     selection = select(environment, plugins_of(*records), wanted)
     usable = {row.name for row in selection.rows if row.usable}
-    others = {record.name for record in records if not record.builtin} & usable
+    others = {record.name for record in records if not record.fallback} & usable
     if wanted is not None:
         assert selection.chosen == (wanted if wanted in usable else None)
     elif len(others) == 1:
