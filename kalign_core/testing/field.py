@@ -41,7 +41,7 @@ class Field:
     refuted: frozenset[int] = frozenset()
     noise: float = 0.0
     affordable: float = float("inf")
-    most: int = 100_000
+    most: int = 20_000
     readings: dict[int, int] = field(default_factory=dict)
 
     def race(self) -> Race:
