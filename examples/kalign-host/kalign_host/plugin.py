@@ -16,7 +16,7 @@ from kalign_host import limits, spaces
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
     from kalign_core.environment import Environment
-    from kalign_core.records import Config, DeviceModel, Problem
+    from kalign_core.records import Config, Problem
 
 KALIGN_API = 1
 
@@ -37,15 +37,15 @@ def kalign_platforms() -> Iterable[PlatformRecord]:
 
 
 @hookimpl
-def kalign_candidates(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterable[Config]:
+def kalign_candidates(kernel: Kernel, problem: Problem) -> Iterable[Config]:
     """Launches worth trying beside the kernel's own knobs."""
     return spaces.candidates(kernel, problem)
 
 
 @hookimpl
-def kalign_veto(kernel: Kernel, problem: Problem, model: DeviceModel, config: Config) -> str | None:
-    """A reason why ``config`` need not be tried, or None."""
-    return limits.veto(kernel, problem, config)
+def kalign_veto(config: Config) -> str | None:
+    """A reason why ``config`` must not be tried, or None. Of a hook's arguments a plugin takes those it needs."""
+    return limits.veto(config)
 
 
 @hookimpl
