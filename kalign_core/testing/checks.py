@@ -55,27 +55,25 @@ class CheckConformance(PluginConformance):
     def checks(self, module: Any, plugins: Plugins, bench: Bench) -> list[Check]:
         """The checks of this plugin alone."""
         asked: dict[str, Any] = {"kernel": bench.kernel, "problem": bench.problem}
-        return list(self._own(module, plugins, "kalign_checks", asked))
+        return self._own(module, plugins, "kalign_checks", asked)
 
     @pytest.fixture
     def families(self, module: Any, plugins: Plugins, bench: Bench) -> list[InputFamily]:
         """The input families of this plugin alone."""
         model = bench.platform.model(bench.device)
         asked: dict[str, Any] = {"kernel": bench.kernel, "problem": bench.problem, "model": model}
-        return list(self._own(module, plugins, "kalign_inputs", asked))
+        return self._own(module, plugins, "kalign_inputs", asked)
 
     @pytest.fixture
     def bad_launches(self) -> Mapping[str, Callable[[], Launch]]:
         """Launches that are wrong, by what is wrong with them; each made anew for every check."""
         return PANEL
 
-    def _own(self, module: Any, plugins: Plugins, hook: str, asked: dict[str, Any]) -> Any:
+    def _own(self, module: Any, plugins: Plugins, hook: str, asked: dict[str, Any]) -> list[Any]:
         name = plugins.manager.get_name(module)
-        (answer,) = [answer for answer in plugins.ask(hook, **asked) if answer.plugin == name] or [None]
-        if answer is None:
-            return ()
-        assert answer.error is None
-        return answer.value
+        answers = [answer for answer in plugins.ask(hook, **asked) if answer.plugin == name]
+        assert [answer.error for answer in answers if answer.error] == []
+        return [given for answer in answers for given in answer.value]
 
     def examined(self, gate: Gate, check: Check, launch: Launch) -> Verdict:
         """What ``check`` alone says of ``launch``, with the families that the plugins give."""

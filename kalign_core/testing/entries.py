@@ -33,13 +33,16 @@ KEY = EntryKey(
     source="9c1e000000000000",
     suite="2026.1",
 )
+_TEXTS = [field.name for field in dataclasses.fields(EntryKey) if field.name != "toolchain"]
+
+
+def _with(key: EntryKey, field: str, value: Any) -> EntryKey:
+    return dataclasses.replace(key, **{field: value})
+
+
 # Another value for every field of a key.
 OTHER_KEYS: dict[str, EntryKey] = {
-    **{
-        field.name: dataclasses.replace(KEY, **{field.name: f"{getattr(KEY, field.name)}0"})
-        for field in dataclasses.fields(EntryKey)
-        if field.name != "toolchain"
-    },
+    **{name: _with(KEY, name, f"{getattr(KEY, name)}0") for name in _TEXTS},
     "toolchain": dataclasses.replace(KEY, toolchain=Toolchain.of(**{**dict(TOOLCHAIN.facts), "triton": "3.6.1"})),
     "a fact more": dataclasses.replace(KEY, toolchain=Toolchain.of(**dict(TOOLCHAIN.facts), assembler="12.8")),
     "a fact less": dataclasses.replace(KEY, toolchain=Toolchain(TOOLCHAIN.facts[1:])),

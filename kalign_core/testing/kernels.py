@@ -35,9 +35,7 @@ _DECLARED: dict[str, Any] = {
 
 @kernel(name="conformance_stir", contract="conformance_stir/1", **_DECLARED)
 @triton.jit(do_not_specialize=["T"])
-def stir_kernel(
-    x, out, T, H, x_stride, out_stride, steps, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+def stir_kernel(x, out, T, H, x_stride, out_stride, steps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """``out = f(f(...f(x)))``, ``steps`` times ``f(v) = (5 v + 3) mod 2**16``; x, out: ``(T H)`` int32."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
@@ -50,9 +48,7 @@ def stir_kernel(
 
 @kernel(name="conformance_broken", contract="conformance_broken/1", **_DECLARED)
 @triton.jit(do_not_specialize=["T"])
-def broken_kernel(
-    x, out, T, H, x_stride, out_stride, steps, ROWS: tl.constexpr, BLOCK: tl.constexpr
-):
+def broken_kernel(x, out, T, H, x_stride, out_stride, steps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Names a function that does not exist."""
     tl.store(out, no_such_function(x))  # type: ignore[name-defined]  # noqa: F821  # this is the point
 

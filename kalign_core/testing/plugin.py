@@ -23,8 +23,8 @@ from kalign_core.testing import elsewhere
 class PluginConformance:
     """Inherit, and set ``plugin`` to the module that the entry point names::
 
-        class TestPlugin(PluginConformance):
-            plugin = "my_package.plugin"
+    class TestPlugin(PluginConformance):
+        plugin = "my_package.plugin"
     """
 
     plugin: ClassVar[str]

@@ -34,12 +34,8 @@ MACHINES: dict[str, Environment] = {
     "torch for both vendors at once": Environment(root=NOWHERE, torch=TorchBuild("2.11.0", "13.0", "7.0"), triton=True),
     "a version nobody can read": Environment(root=NOWHERE, torch=TorchBuild("unknown"), triton=True),
     "no triton": Environment(root=NOWHERE, torch=TorchBuild("2.11.0", "13.0")),
-    "empty variables": Environment(
-        variables=dict.fromkeys(_VARIABLES, ""), root=NOWHERE, triton=True
-    ),
-    "strange variables": Environment(
-        variables=dict.fromkeys(_VARIABLES, "\udcff,,-1 "), root=NOWHERE
-    ),
+    "empty variables": Environment(variables=dict.fromkeys(_VARIABLES, ""), root=NOWHERE, triton=True),
+    "strange variables": Environment(variables=dict.fromkeys(_VARIABLES, "\udcff,,-1 "), root=NOWHERE),
     "everything loaded": Environment(root=NOWHERE, loaded=frozenset({"torch", "triton"}), triton=True),
 }
 

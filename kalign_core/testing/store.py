@@ -9,11 +9,10 @@ import pytest
 
 from kalign_core.cache.base import Store
 from kalign_core.records import Config, Toolchain
-from kalign_core.testing import elsewhere
 from kalign_core.testing.entries import DEVICE, KEY, NAMELESS, OTHER_DEVICES, OTHER_KEYS, TOOLCHAIN, entry
 from kalign_core.testing.store_files import LastingRules
 
-AWKWARD = 'quotes " and \' and back\\slashes, [brackets], # signs = and a snowman \u2603'
+AWKWARD = "quotes \" and ' and back\\slashes, [brackets], # signs = and a snowman \u2603"
 
 
 class StoreConformance(LastingRules):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from kalign_core.testing.entries import DEVICE, NAMELESS, entry, open_store, wri
 from kalign_core.testing.plugin import PluginConformance
 
 WRITERS, EACH = 4, 10
-DAMAGE = {
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut in half": lambda data: data[: len(data) // 2],
     "no text at all": lambda data: bytes(range(256)) * 8,
@@ -104,18 +105,14 @@ class LastingRules(PluginConformance):
         store.flush()
         assert store.lookup(DEVICE, entry(4).key) == entry(4)
 
-    def test_a_folder_that_takes_nothing_is_one_warning(
-        self, folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_folder_that_takes_nothing_is_one_warning(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Where nothing can be written decisions stay in memory, and that is said once."""
         if not self.lasting:
             pytest.skip("the store keeps nothing on disk")
         folder.write_text("a file where the folder should be", encoding="utf-8")
         self._assert_kept_in_memory(folder, caplog)
 
-    def test_a_folder_of_somebody_else_s_is_one_warning(
-        self, folder: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_folder_of_somebody_else_s_is_one_warning(self, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
         """A folder that may be read and not written to is the same one warning."""
         if not self.lasting:
             pytest.skip("the store keeps nothing on disk")

@@ -6,6 +6,7 @@ import math
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ READINGS_EACH_IN_HASTE = 5
 class StrategyConformance(PluginConformance):
     """Everything a search strategy has to do, on fields whose times are scripted::
 
-        class TestHalving(StrategyConformance):
-            plugin = "my_package.plugin"
-            strategy = "halving"
+    class TestHalving(StrategyConformance):
+        plugin = "my_package.plugin"
+        strategy = "halving"
     """
 
     strategy: str
@@ -35,7 +36,9 @@ class StrategyConformance(PluginConformance):
     def search(self, plugins: Plugins) -> Callable[..., Any]:
         """The strategy's function, found as the tuning loop finds it."""
         answers = plugins.ask("kalign_strategies")
-        found = {record.name: record.search for answer in answers for record in answer.value or ()}
+        found: dict[str, Callable[..., Any]] = {
+            record.name: record.search for answer in answers for record in answer.value or ()
+        }
         assert self._said("strategy") in found
         return found[self._said("strategy")]
 
@@ -82,7 +85,7 @@ class StrategyConformance(PluginConformance):
     def test_what_is_out_is_no_finalist(self, search: Callable[..., Any], kind: str) -> None:
         """Candidates that fail, or were refuted before, are never finalists, however fast they look."""
         out = frozenset({0, 3, 4})
-        field = Field([1.0 if number in out else 100.0 for number in range(8)], **{kind: out})
+        field = replace(Field([1.0 if number in out else 100.0 for number in range(8)]), **{kind: out})
         found = self.numbers(search, field)
         assert found
         assert not out & set(found)
@@ -90,7 +93,7 @@ class StrategyConformance(PluginConformance):
     @pytest.mark.parametrize("kind", ["unloadable", "failing", "refuted"])
     def test_a_field_that_is_all_out_has_no_finalist(self, search: Callable[..., Any], kind: str) -> None:
         """Where every candidate is out nothing is found, and nothing is raised."""
-        assert self.numbers(search, Field([10.0] * 5, **{kind: frozenset(range(5))})) == []
+        assert self.numbers(search, replace(Field([10.0] * 5), **{kind: frozenset(range(5))})) == []
 
     @pytest.mark.parametrize("reading", [0.0, -1.0, math.nan, math.inf])
     def test_readings_that_are_none_do_not_win(self, search: Callable[..., Any], reading: float) -> None:

@@ -1,7 +1,7 @@
 """The timer: what it gives is time of the device, per launch, of the launches it was asked for.
 
-How long anything takes is nobody's promise. Where two readings are compared the work differs a hundredfold, and the least of
-several readings is taken, so that a busy machine changes nothing.
+How long anything takes is nobody's promise. Where two readings are compared the work differs a hundredfold, and the
+least of several readings is taken, so that a busy machine changes nothing.
 """
 
 from __future__ import annotations

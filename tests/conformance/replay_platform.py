@@ -6,7 +6,6 @@ from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.records import Identity
 from tests.conformance.replay_plugin import MODEL
 
-
 TOOLCHAIN = {"driver": "1.0", "torch": "2.11.0", "triton": "scripted"}
 
 

@@ -80,7 +80,9 @@ def test_it_can_be_asked_for(kalign: Command) -> None:
     assert Path(device["file"]).name.startswith("host-")
 
 
-@pytest.mark.parametrize(("variables", "ending"), [({}, ".toml"), ({"KALIGN_DISABLE_PLUGINS": "core-cache"}, ".sqlite")])
+@pytest.mark.parametrize(
+    ("variables", "ending"), [({}, ".toml"), ({"KALIGN_DISABLE_PLUGINS": "core-cache"}, ".sqlite")]
+)
 def test_what_it_tunes_is_remembered(kalign: Command, tmp_path: Path, variables: dict[str, str], ending: str) -> None:
     """Tuning on the backend, by its strategy, leaves decisions in its device's file, which the next process finds."""
     work = ("tune", "swiglu", "--shape", "T=2,F=16", "--json")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kalign_host import identity
+
 from kalign_core.records import Identity
 from kalign_core.testing import CheckConformance, PlatformConformance, StoreConformance, StrategyConformance
-
-from kalign_host import identity
 
 PLUGIN = "kalign_host.plugin"
 
