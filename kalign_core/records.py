@@ -321,11 +321,6 @@ class PlatformRecord:
     models: tuple[DeviceModel, ...] = ()
     fallback: bool = False
 
-    @property
-    def interpreted(self) -> bool:
-        """Whether its kernels run under Triton's interpreter, which has to be asked for before triton is imported."""
-        return any(model.backend == "interpreter" for model in self.models)
-
 
 @dataclass(frozen=True, slots=True)
 class PluginRow:

@@ -19,7 +19,7 @@ from kalign_core import settings as _settings
 from kalign_core.environment import Environment
 from kalign_core.errors import KalignError, NoPlatform, PluginFault
 from kalign_core.hal.base import Platform
-from kalign_core.hal.select import PlatformRow, Selection, ask_for_interpreter, load_platform
+from kalign_core.hal.select import PlatformRow, Selection, ask_for_interpreter, is_interpreted, load_platform
 from kalign_core.hal.select import select as _select
 from kalign_core.plugins import Plugins, load
 
@@ -91,7 +91,7 @@ def _list_variables() -> dict[str, str]:
 def _ask_for_interpreter() -> None:
     """Set ``TRITON_INTERPRET`` where an interpreted platform was chosen in time, and say which one it is."""
     record = selection.record
-    if record is None or not record.interpreted:
+    if record is None or not is_interpreted(record):
         return
     note = ""
     if ask_for_interpreter(record):

@@ -102,10 +102,15 @@ def _broken(plugins: Plugins) -> str:
     return "".join(f"; broken plugin {row.name}: {row.reason}" for row in plugins.rows if row.state == "broken")
 
 
+def is_interpreted(record: PlatformRecord) -> bool:
+    """Whether kernels run under Triton's interpreter there, which has to be asked for before triton is imported."""
+    return any(model.backend == "interpreter" for model in record.models)
+
+
 def ask_for_interpreter(record: PlatformRecord) -> bool:
     """Set ``TRITON_INTERPRET`` where ``record`` needs it and triton was not imported yet; whether it had to be set."""
     asked = os.environ.get("TRITON_INTERPRET") == "1"
-    if asked or not record.interpreted or "triton" in sys.modules:
+    if asked or not is_interpreted(record) or "triton" in sys.modules:
         return False
     os.environ["TRITON_INTERPRET"] = "1"
     return True

@@ -6,12 +6,12 @@ import math
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kalign_core.plugins import Plugins
+from kalign_core.records import StrategyRecord
 from kalign_core.testing.field import Endless, Field
 from kalign_core.testing.plugin import PluginConformance
 from kalign_core.tuner.measure import Contender
@@ -36,11 +36,9 @@ class StrategyConformance(PluginConformance):
     def search(self, plugins: Plugins) -> Callable[..., Any]:
         """The strategy's function, found as the tuning loop finds it."""
         answers = plugins.ask("kalign_strategies")
-        found: dict[str, Callable[..., Any]] = {
-            record.name: record.search for answer in answers for record in answer.value or ()
-        }
-        assert self._said("strategy") in found
-        return found[self._said("strategy")]
+        records: list[StrategyRecord] = [record for answer in answers for record in answer.value or ()]
+        (found,) = (record for record in records if record.name == self._said("strategy"))
+        return found.search
 
     def numbers(self, search: Callable[..., Any], field: Field) -> list[int]:
         """Numbers of the finalists that ``search`` finds in ``field``, after checking that they may be finalists."""
@@ -85,7 +83,7 @@ class StrategyConformance(PluginConformance):
     def test_what_is_out_is_no_finalist(self, search: Callable[..., Any], kind: str) -> None:
         """Candidates that fail, or were refuted before, are never finalists, however fast they look."""
         out = frozenset({0, 3, 4})
-        field = replace(Field([1.0 if number in out else 100.0 for number in range(8)]), **{kind: out})
+        field = _spoilt([1.0 if number in out else 100.0 for number in range(8)], kind, out)
         found = self.numbers(search, field)
         assert found
         assert not out & set(found)
@@ -93,7 +91,7 @@ class StrategyConformance(PluginConformance):
     @pytest.mark.parametrize("kind", ["unloadable", "failing", "refuted"])
     def test_a_field_that_is_all_out_has_no_finalist(self, search: Callable[..., Any], kind: str) -> None:
         """Where every candidate is out nothing is found, and nothing is raised."""
-        assert self.numbers(search, replace(Field([10.0] * 5), **{kind: frozenset(range(5))})) == []
+        assert self.numbers(search, _spoilt([10.0] * 5, kind, frozenset(range(5)))) == []
 
     @pytest.mark.parametrize("reading", [0.0, -1.0, math.nan, math.inf])
     def test_readings_that_are_none_do_not_win(self, search: Callable[..., Any], reading: float) -> None:
@@ -138,6 +136,12 @@ class StrategyConformance(PluginConformance):
         state = random.getstate()
         self.numbers(search, Field([100.0, 90.0, 80.0]))
         assert random.getstate() == state
+
+
+def _spoilt(times_us: list[float], kind: str, out: frozenset[int]) -> Field:
+    """A field in which the candidates ``out`` are out for the reason that ``kind`` names."""
+    faults: dict[str, Any] = {kind: out}
+    return Field(times_us, **faults)
 
 
 def _in_time(work: Callable[[], list[Any]]) -> list[Any]:
