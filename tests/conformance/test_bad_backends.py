@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.search_path import search_path
+
 ROOT = Path(__file__).resolve().parents[2]
 SUITES = ROOT / "tests/conformance/bad_backends/suites.py"
 FAULTS: dict[str, set[str]] = {
@@ -64,7 +66,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", str(SUITES)],
         cwd=ROOT, capture_output=True, check=False, timeout=600,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "KALIGN_PLATFORM": "cpu"},
+        env={**os.environ, "PYTHONPATH": search_path(ROOT), "TRITON_INTERPRET": "1", "KALIGN_PLATFORM": "cpu"},
     )  # fmt: skip
     found: dict[str, set[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):

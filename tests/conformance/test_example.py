@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.search_path import search_path
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/kalign-host"
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -101,7 +103,7 @@ def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(EXAMPLE / "pyproject.toml"),
          str(EXAMPLE / "tests")],
         cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(site), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": search_path(site, ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]
     assert " passed" in done.stdout

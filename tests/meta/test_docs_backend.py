@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kalign_core import testing
+from tests.search_path import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples/kalign-host"
@@ -35,7 +36,7 @@ def test_the_example_can_be_copied(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or names_a_file"],
         cwd=copy, capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(copy), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": search_path(copy, ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout

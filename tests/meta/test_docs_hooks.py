@@ -30,6 +30,7 @@ from kalign_core.testing import CheckConformance, StrategyConformance
 from tests.core import tuner_samples
 from tests.core.tuner_samples import EFFORT, Bed, builtin
 from tests.meta.test_repository import arguments_for
+from tests.search_path import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
@@ -296,7 +297,7 @@ def test_ctrl_c_names_a_plugin_that_hangs(tmp_path: Path, distribution: Callable
     module = distribution(tmp_path, "npu", HANGS.format(flag=str(flag)))
     waiting = subprocess.Popen(
         [sys.executable, "-c", "import kalign_core.hal"], stderr=subprocess.PIPE, text=True,
-        env={"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT)))},
+        env={**os.environ, "PYTHONPATH": search_path(tmp_path, ROOT)},
     )  # fmt: skip
     while not flag.exists() and waiting.poll() is None:
         time.sleep(0.01)
