@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from kalign_core import isolate
 from kalign_core import plugins as loader
 from kalign_core.environment import Environment, TorchBuild
 from kalign_core.errors import NoPlatform
@@ -289,6 +291,15 @@ def test_cases_that_raise() -> None:
 # --- hanging ------------------------------------------------------------------------------------------------------
 
 HANGS = "import time\nKALIGN_API = 1\nopen({flag!r}, 'w').close()\ntime.sleep(600)\n"
+
+
+def test_a_slow_plugin_is_named(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plugin that takes long to load is warned of with the words of the page, and is used."""
+    module = plugin_of("kalign_checks")
+    monkeypatch.setattr(isolate, "time", types.SimpleNamespace(monotonic=itertools.count(0, 6).__next__))
+    plugins = Plugins().with_module("npu", module)
+    assert [row.state for row in plugins.rows] == ["active"]
+    assert [documented(message) for message in said(caplog)] == [True]
 
 
 def test_ctrl_c_names_a_plugin_that_hangs(tmp_path: Path, distribution: Callable[..., str]) -> None:
