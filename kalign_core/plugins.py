@@ -133,7 +133,7 @@ class Plugins:
             if not self._serves(plugin, function, platform):
                 continue
             outcome = attempt(_answered, hook, function, arguments, taken)
-            _report(plugin, outcome, f"answer {hook}")
+            report(plugin, outcome, f"answer {hook}")
             if hook in RECORD_HOOKS and outcome.error is not None:
                 self._break(plugin, outcome)
             elif hook in RECORD_HOOKS:
@@ -170,7 +170,7 @@ class Plugins:
         outcome = attempt(self._load, found, loaded)
         api = getattr(loaded[0], "__dict__", {}).get("KALIGN_API", "") if loaded else ""
         if outcome.error is None:
-            _report(found.name, outcome, "load")
+            report(found.name, outcome, "load")
             line = next(iter(outcome.printed.strip().splitlines()), "")
             self.rows += (found.row(found.state, line and f"printed while loading: {line}", api),)
             return
@@ -302,7 +302,7 @@ def _titled(found: _Found) -> str:
     return f"{found.name!r} of {f'{found.distribution} {found.version}'.strip()}"
 
 
-def _report(plugin: str, outcome: Outcome, done: str) -> None:
+def report(plugin: str, outcome: Outcome, done: str) -> None:
     """Say what a plugin printed, and that it was slow: it cannot be interrupted, and somebody waits for it."""
     if outcome.printed.strip():
         log.info("plugin %r printed: %s", plugin, outcome.printed.strip())

@@ -18,7 +18,7 @@ from kalign_core.environment import Environment
 from kalign_core.errors import NoPlatform
 from kalign_core.hal.base import Platform
 from kalign_core.isolate import attempt
-from kalign_core.plugins import Plugins
+from kalign_core.plugins import Plugins, report
 from kalign_core.records import Evidence, PlatformRecord
 
 
@@ -56,6 +56,7 @@ def select(environment: Environment, plugins: Plugins, wanted: str | None = None
 
 def _probed(record: PlatformRecord, plugin: str, environment: Environment) -> PlatformRow:
     outcome = attempt(record.probe, environment)
+    report(plugin, outcome, f"look for {record.name}")
     if outcome.error is not None:
         return PlatformRow(record.name, plugin, False, f"its probe raised {outcome.reason}")
     evidence = outcome.value
