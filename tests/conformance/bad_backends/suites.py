@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from kalign_core.hal.base import Launch
+from kalign_core.hal.base import Launch, Platform
 from kalign_core.records import Identity
 from kalign_core.testing import (
     CheckConformance,
     DescribedPlatformConformance,
     PlatformConformance,
+    PluginConformance,
     StoreConformance,
     StrategyConformance,
 )
@@ -77,3 +78,39 @@ class TestBlind(CheckConformance):
     def bad_launches(self) -> Mapping[str, Callable[[], Launch]]:
         """The fault that this check was written for."""
         return {name: PANEL[name] for name in ("reverses the order of a sum",)}
+
+
+HOPELESS = "tests.conformance.bad_backends.hopeless"
+
+
+class TestHopelessPlatform(PlatformConformance):
+    plugin = HOPELESS
+    name = "hopeless"
+
+    @pytest.fixture
+    def work(self) -> tuple[int, int]:
+        """The platform cannot be asked what it is."""
+        return 1, 100
+
+    @pytest.fixture
+    def unreadable(self, platform: Platform) -> Identity:
+        """What the platform says where nothing can be read."""
+        return platform.identity(0)
+
+
+class TestHopelessStore(StoreConformance):
+    plugin = HOPELESS
+    store = "list"
+
+
+class TestHopelessStrategy(StrategyConformance):
+    plugin = HOPELESS
+    strategy = "second"
+
+
+class TestHopelessChecks(CheckConformance):
+    plugin = HOPELESS
+
+
+class TestNoPlugin(PluginConformance):
+    plugin = "tests.conformance.bad_backends.no_plugin"
