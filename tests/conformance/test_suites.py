@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,14 @@ def test_kalign_does_not_need_its_suites() -> None:
             named += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
             found += [path for name in named if name.startswith(("kalign_core.testing", "pytest"))]
     assert found == []
+
+
+@pytest.mark.parametrize("suite", testing.__all__)
+def test_rules_are_sentences(suite: str) -> None:
+    """Each test of a suite says its rule in its docstring, for whoever breaks it."""
+    rules = {name: rule for name, rule in inspect.getmembers(getattr(testing, suite)) if name.startswith("test_")}
+    assert rules
+    assert [name for name, rule in rules.items() if not (inspect.getdoc(rule) or "").strip().endswith(".")] == []
 
 
 def test_a_suite_without_its_plugin_says_so() -> None:
