@@ -42,4 +42,4 @@ def probe(environment: Environment) -> Evidence:
 @hookimpl
 def kalign_platforms() -> list[PlatformRecord]:
     """The embedded default platform."""
-    return [PlatformRecord("cpu", probe, "kalign_core.hal.cpu:CpuPlatform", models=(MODEL,), builtin=True)]
+    return [PlatformRecord("cpu", probe, "kalign_core.hal.cpu:CpuPlatform", models=(MODEL,), fallback=True)]

@@ -80,6 +80,10 @@ class NoPlatform(KalignError, RuntimeError):
     exit_code = 3
 
 
+class MissingPackage(KalignError, ImportError):
+    """A package that kalign does without, and this part of it cannot."""
+
+
 class PluginFault(KalignError, RuntimeError):
     """A plugin that could not be loaded or broke the contract; raised only under ``KALIGN_STRICT=1``."""
 

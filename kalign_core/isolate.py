@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +22,12 @@ REASON_LENGTH = 300
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a call gave: its value, or the error it raised; and what it printed to stdout."""
+    """What a call gave: its value, or the error it raised; what it printed to stdout; the seconds it took."""
 
     value: Any
     error: BaseException | None = None
     printed: str = ""
+    seconds: float = 0.0
 
     @property
     def reason(self) -> str:
@@ -43,14 +45,15 @@ class Outcome:
 
 def attempt(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Outcome:
     """Call ``function`` and give what came of it; raises nothing but KeyboardInterrupt."""
+    started = time.monotonic()
     with _Held() as held:
         try:
             value = function(*args, **kwargs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # a foreign SystemExit is its author's fault, not our end
-            return Outcome(None, error, held.text)
-    return Outcome(value, None, held.text)
+            return Outcome(None, error, held.text, time.monotonic() - started)
+    return Outcome(value, None, held.text, time.monotonic() - started)
 
 
 def reason_of(error: BaseException) -> str:

@@ -46,6 +46,7 @@ BUILTIN: Mapping[str, str] = {
     "core-verifier": "kalign_core.verifier.plugin",
 }
 MANDATORY = "core-verifier"
+SLOW_S = 5.0
 # A checkout without metadata has no entry points; these two names are all the core knows of any vendor.
 IN_CHECKOUT: Mapping[str, str] = {"cuda": "kalign_cuda.plugin", "rocm": "kalign_rocm.plugin"}
 
@@ -132,7 +133,7 @@ class Plugins:
             if not self._serves(plugin, function, platform):
                 continue
             outcome = attempt(_answered, hook, function, arguments, taken)
-            _report_printed(plugin, outcome)
+            report(plugin, outcome, f"answer {hook}")
             if hook in RECORD_HOOKS and outcome.error is not None:
                 self._break(plugin, outcome)
             elif hook in RECORD_HOOKS:
@@ -169,7 +170,7 @@ class Plugins:
         outcome = attempt(self._load, found, loaded)
         api = getattr(loaded[0], "__dict__", {}).get("KALIGN_API", "") if loaded else ""
         if outcome.error is None:
-            _report_printed(found.name, outcome)
+            report(found.name, outcome, "load")
             line = next(iter(outcome.printed.strip().splitlines()), "")
             self.rows += (found.row(found.state, line and f"printed while loading: {line}", api),)
             return
@@ -301,9 +302,13 @@ def _titled(found: _Found) -> str:
     return f"{found.name!r} of {f'{found.distribution} {found.version}'.strip()}"
 
 
-def _report_printed(plugin: str, outcome: Outcome) -> None:
+def report(plugin: str, outcome: Outcome, done: str) -> None:
+    """Say what a plugin printed, and that it was slow: it cannot be interrupted, and somebody waits for it."""
     if outcome.printed.strip():
         log.info("plugin %r printed: %s", plugin, outcome.printed.strip())
+    if outcome.seconds > SLOW_S:
+        fix = f"without it: export KALIGN_DISABLE_PLUGINS={plugin}"
+        _warn_once(f"plugin {plugin!r} takes more than {SLOW_S:g} s to {done}; {fix}")
 
 
 def _warn_once(message: str) -> None:

@@ -311,15 +311,15 @@ class PlatformRecord:
 
     ``probe`` is cheap (no context, no driver library, no torch) and looks only at the environment it is given.
     ``factory`` names the Platform class as ``module:attribute``, imported when the platform is first used.
-    ``models`` are the devices it can compile for without one at hand. ``builtin`` platforms are chosen by themselves
-    only when no other can be used.
+    ``models`` are the devices it can compile for without one at hand. ``fallback`` platforms are chosen by themselves
+    only when no other can be used, the first of them where there are several.
     """
 
     name: str
     probe: Callable[[Environment], Evidence]
     factory: str
     models: tuple[DeviceModel, ...] = ()
-    builtin: bool = False
+    fallback: bool = False
 
 
 @dataclass(frozen=True, slots=True)

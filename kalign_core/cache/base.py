@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar
 
+from kalign_core.cache.device_table import names_of
 from kalign_core.records import Entry, EntryKey, Identity
 
 
@@ -59,18 +60,30 @@ class MemoryStore(Store):
 
     def __init__(self) -> None:
         # No lock: each step on a dictionary is whole, and a child of fork could inherit one that is held.
-        self._entries: dict[str, dict[EntryKey, Entry]] = {}
+        self._entries: dict[object, dict[EntryKey, Entry]] = {}
+        self._nameless: dict[int, Identity] = {}
 
     def lookup(self, identity: Identity, key: EntryKey) -> Entry | None:
-        return self._entries.get(identity.key, {}).get(key)
+        return self._of(identity).get(key)
 
     def put(self, identity: Identity, entry: Entry) -> bool:
-        self._entries.setdefault(identity.key, {})[entry.key] = entry
+        told_apart_by = _told_apart_by(identity)
+        if isinstance(told_apart_by, int):
+            self._nameless[told_apart_by] = identity  # what nobody holds gives its number to another
+        self._entries.setdefault(told_apart_by, {})[entry.key] = entry
         return False
 
     def entries(self, identity: Identity) -> tuple[Entry, ...]:
-        return tuple(self._entries.get(identity.key, {}).copy().values())
+        return tuple(self._of(identity).copy().values())
 
     def remove(self, identity: Identity, keys: Iterable[EntryKey]) -> int:
-        known = self._entries.get(identity.key, {})
+        known = self._of(identity)
         return sum(known.pop(key, None) is not None for key in set(keys))
+
+    def _of(self, identity: Identity) -> dict[EntryKey, Entry]:
+        return self._entries.get(_told_apart_by(identity), {})
+
+
+def _told_apart_by(identity: Identity) -> object:
+    """What tells a device from others; one whose name is unknown is the very same object or another device."""
+    return id(identity) if identity.key in ("", "unknown") else names_of(identity)

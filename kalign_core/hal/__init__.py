@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from kalign_core import settings as _settings
 from kalign_core.environment import Environment
 from kalign_core.errors import KalignError, NoPlatform, PluginFault
 from kalign_core.hal.base import Platform
-from kalign_core.hal.select import PlatformRow, Selection, load_platform
+from kalign_core.hal.select import PlatformRow, Selection, ask_for_interpreter, is_interpreted, load_platform
 from kalign_core.hal.select import select as _select
 from kalign_core.plugins import Plugins, load
 
@@ -90,13 +89,12 @@ def _list_variables() -> dict[str, str]:
 
 
 def _ask_for_interpreter() -> None:
-    """Set ``TRITON_INTERPRET`` where an interpreted platform was chosen in time, and say which built-in one it is."""
+    """Set ``TRITON_INTERPRET`` where an interpreted platform was chosen in time, and say which one it is."""
     record = selection.record
-    if record is None or not record.builtin:
+    if record is None or not is_interpreted(record):
         return
     note = ""
-    if "triton" not in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
-        os.environ["TRITON_INTERPRET"] = "1"
+    if ask_for_interpreter(record):
         note = "; TRITON_INTERPRET=1 is set for this process, before triton is imported"
     _log.info("platform %s: %s%s", record.name, selection.why, note)
 

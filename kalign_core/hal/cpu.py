@@ -73,7 +73,7 @@ class CpuPlatform(Platform):
         return Toolchain.of(
             interpreter="1",
             numpy=numpy.__version__,
-            torch=torch.__version__,
+            torch=str(torch.__version__),  # a class of its own, which compares as a version
             triton=triton.__version__,
             **bit_flags(os.environ),
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +18,7 @@ from kalign_core.environment import Environment
 from kalign_core.errors import NoPlatform
 from kalign_core.hal.base import Platform
 from kalign_core.isolate import attempt
-from kalign_core.plugins import Plugins
+from kalign_core.plugins import Plugins, report
 from kalign_core.records import Evidence, PlatformRecord
 
 
@@ -43,8 +45,8 @@ class Selection:
 def select(environment: Environment, plugins: Plugins, wanted: str | None = None) -> Selection:
     """The platform that ``environment`` calls for.
 
-    ``wanted`` is what the user asked for: it is used or nothing is. Otherwise the only usable platform that is not
-    built in; a built-in one only where no other is usable; nothing where several are.
+    ``wanted`` is what the user asked for: it is used or nothing is. Otherwise the only usable platform that is no
+    fallback; a fallback only where no other is usable; nothing where several are.
     """
     records = plugins.platforms()
     rows = tuple(_probed(record, plugins.provider(record.name), environment) for record in records)
@@ -54,6 +56,7 @@ def select(environment: Environment, plugins: Plugins, wanted: str | None = None
 
 def _probed(record: PlatformRecord, plugin: str, environment: Environment) -> PlatformRow:
     outcome = attempt(record.probe, environment)
+    report(plugin, outcome, f"look for {record.name}")
     if outcome.error is not None:
         return PlatformRow(record.name, plugin, False, f"its probe raised {outcome.reason}")
     evidence = outcome.value
@@ -80,8 +83,8 @@ def _forced(rows: Sequence[PlatformRow], wanted: str, plugins: Plugins) -> tuple
 def _by_itself(
     rows: Sequence[PlatformRow], records: Sequence[PlatformRecord], plugins: Plugins
 ) -> tuple[str | None, str]:
-    builtin = {record.name for record in records if record.builtin}
-    usable = [row for row in rows if row.usable and row.name not in builtin]
+    fallbacks = {record.name for record in records if record.fallback}
+    usable = [row for row in rows if row.usable and row.name not in fallbacks]
     if len(usable) == 1:
         return usable[0].name, f"the only usable platform: {usable[0].reason}"
     if usable:
@@ -98,6 +101,20 @@ def _by_itself(
 def _broken(plugins: Plugins) -> str:
     """What the table lacks because a plugin did not load."""
     return "".join(f"; broken plugin {row.name}: {row.reason}" for row in plugins.rows if row.state == "broken")
+
+
+def is_interpreted(record: PlatformRecord) -> bool:
+    """Whether kernels run under Triton's interpreter there, which has to be asked for before triton is imported."""
+    return any(model.backend == "interpreter" for model in record.models)
+
+
+def ask_for_interpreter(record: PlatformRecord) -> bool:
+    """Set ``TRITON_INTERPRET`` where ``record`` needs it and triton was not imported yet; whether it had to be set."""
+    asked = os.environ.get("TRITON_INTERPRET") == "1"
+    if asked or not is_interpreted(record) or "triton" in sys.modules:
+        return False
+    os.environ["TRITON_INTERPRET"] = "1"
+    return True
 
 
 def load_platform(record: PlatformRecord) -> Platform:

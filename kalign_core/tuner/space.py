@@ -47,7 +47,7 @@ def space(
     for config in _proposed(plugins, platform, kernel, problem, model):
         if config in accepted or config in refused:
             continue
-        reason = _illegal(kernel, options, reference, config) or _vetoed(
+        reason = illegal(kernel, options, reference, config) or _vetoed(
             plugins, platform, kernel, problem, model, config
         )
         if reason:
@@ -87,8 +87,8 @@ def _proposed(
         yield from configs
 
 
-def _illegal(kernel: Kernel, options: frozenset[str], reference: Config, config: Config) -> str | None:
-    """Why the contract forbids ``config``: it sets what is no schedule knob, or leaves one unset."""
+def illegal(kernel: Kernel, options: frozenset[str], reference: Config, config: Config) -> str | None:
+    """Why the contract forbids ``config``: it sets what is no schedule knob, or leaves one unset; None if it may be."""
     for name, value in config.items():
         schedule = name in kernel.knobs or name in options
         if not schedule and reference.get(name) != value:

@@ -106,10 +106,9 @@ def _dot_terms(family: InputFamily, dtype: str) -> Tensor:
 
 def _passes(checks: Sequence[Check], families: Mapping[str, InputFamily]) -> Iterator[str]:
     """Faults of the panel that the checks let pass, and whether they let the faultless model pass."""
-    bench = _bench(_PANEL, "bf16", families)
-    gate = Gate(bench, Fixed(_model), checks)
+    gate = Gate(panel_bench(families), Fixed(faultless), checks)
     names = ["none", *PANEL]
-    launches = [_model, *(make() for make in PANEL.values())]
+    launches = [faultless, *(make() for make in PANEL.values())]
     for name, verdict in zip(names, gate.examine([Fixed(launch) for launch in launches]), strict=True):
         if name == "none" and verdict.refutation is not None:
             yield f"the suite refutes a kernel that equals its reference: {verdict.refutation}"
@@ -117,7 +116,7 @@ def _passes(checks: Sequence[Check], families: Mapping[str, InputFamily]) -> Ite
             yield f"the suite lets a known bad kernel pass, one that {name}"
 
 
-def _model(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
+def faultless(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
     """The reference of the panel: ``out = x`` and ``total = sum(x * weight)`` in ascending order."""
     out.copy_(x)
     total.copy_(_ascending(x, weight))
@@ -133,17 +132,17 @@ def _reverses(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any)
 
 
 def _flips_zero(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    _model(x, weight, out, total)
+    faultless(x, weight, out, total)
     out.masked_fill_(out == 0, 0.0)
 
 
 def _changes_nan(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    _model(x, weight, out, total)
+    faultless(x, weight, out, total)
     out.masked_fill_(out.isnan(), torch.nan)
 
 
 def _reads_neighbour(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    _model(x, weight, out, total)
+    faultless(x, weight, out, total)
     total += 0.0 * x.roll(1, 0).float().sum(-1)
 
 
@@ -153,17 +152,17 @@ def _leaves_unwritten(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *re
 
 
 def _writes_outside(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    _model(x, weight, out, total)
+    faultless(x, weight, out, total)
     total.as_strided((1,), (1,), total.storage_offset() + len(total)).zero_()
 
 
 def _writes_input(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    _model(x, weight, out, total)
+    faultless(x, weight, out, total)
     x[0, 0] = 0.5
 
 
 def _fails_at_17(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
-    (_reverses if len(x) == 17 else _model)(x, weight, out, total)
+    (_reverses if len(x) == 17 else faultless)(x, weight, out, total)
 
 
 def _fails_later() -> Launch:
@@ -172,7 +171,7 @@ def _fails_later() -> Launch:
     def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
         nonlocal runs
         runs += 1
-        (_model if runs == 1 else _reverses)(x, weight, out, total)
+        (faultless if runs == 1 else _reverses)(x, weight, out, total)
 
     return launch
 
@@ -258,6 +257,11 @@ class _Host(Platform):
 
 
 _HOST = _Host()
+
+
+def panel_bench(families: Mapping[str, InputFamily]) -> Bench:
+    """The bench on which ``faultless`` and the kernels of ``PANEL`` run: a few short rows of bf16, on the host."""
+    return _bench(_PANEL, "bf16", families)
 
 
 def _bench(dims: Mapping[str, int], dtype: str, families: Mapping[str, InputFamily]) -> Bench:

@@ -54,6 +54,7 @@ def test_nothing_known_is_said() -> None:
         (errors.NoSecondDerivative, RuntimeError),
         (errors.CandidateFailed, RuntimeError),
         (MissingEntry, LookupError),
+        (errors.MissingPackage, ImportError),
     ],
 )
 def test_errors_are_what_a_caller_expects(kind: type, builtin: type) -> None:

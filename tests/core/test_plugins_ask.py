@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import textwrap
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kalign_core import isolate
+from kalign_core import plugins as loader
 from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.plugins import Plugins
 
@@ -137,3 +140,18 @@ def test_a_question_has_to_be_whole() -> None:
     """A question without one of the hook's arguments is the asker's error, not the plugins'."""
     with pytest.raises(BadArgument, match="kalign_checks was asked with \\(kernel\\)"):
         list(Plugins().ask("kalign_checks", kernel="k"))
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(4, False), (6, True)])
+def test_a_slow_answer_is_warned_of_once(
+    seconds: int, warned: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin that takes more than five seconds to answer is named once, with what to type, and its answer counts."""
+    monkeypatch.setattr(isolate, "time", SimpleNamespace(monotonic=itertools.count(0, seconds).__next__))
+    monkeypatch.setattr(loader, "_warned", set())
+    plugins = Plugins().with_module("slow", module(VETO))
+    caplog.clear()
+    for _ in range(2):
+        assert [answer.error for answer in plugins.ask("kalign_veto", **QUESTION)] == [None]
+    expected = "plugin 'slow' takes more than 5 s to answer kalign_veto; without it: export KALIGN_DISABLE_PLUGINS=slow"
+    assert [record.getMessage() for record in caplog.records] == [expected] * warned

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kalign_core import embedded
+from kalign_core import embedded, isolate
+from kalign_core import plugins as loader
 from kalign_core.environment import Environment, TorchBuild
 from kalign_core.errors import NoPlatform
 from kalign_core.hal.select import Selection, load_platform, select
@@ -185,15 +187,15 @@ def test_probes_print_nothing_to_stdout(tmp_path: Path, capsys: pytest.CaptureFi
     st.booleans(),
 )
 def test_selection_holds_its_promises(kinds: list[tuple[bool, bool]], wanted: str | None, torch: bool) -> None:
-    """Whatever there is, what is chosen is usable, is what was asked for, and is built in only for want of others."""
+    """Whatever there is, what is chosen is usable, is what was asked for, and is a fallback only for want of others."""
     records = [
-        PlatformRecord(f"p{n}", lambda _, usable=usable: Evidence(usable, "so"), "a:b", builtin=builtin)  # type: ignore[misc]
-        for n, (usable, builtin) in enumerate(kinds)
+        PlatformRecord(f"p{n}", lambda _, usable=usable: Evidence(usable, "so"), "a:b", fallback=fallback)  # type: ignore[misc]
+        for n, (usable, fallback) in enumerate(kinds)
     ]
     environment = Environment(root=Path("/nowhere"), torch=FOR_HOST if torch else None, triton=True)
     selection = select(environment, plugins_of(*records), wanted)
     usable = {row.name for row in selection.rows if row.usable}
-    others = {record.name for record in records if not record.builtin} & usable
+    others = {record.name for record in records if not record.fallback} & usable
     if wanted is not None:
         assert selection.chosen == (wanted if wanted in usable else None)
     elif len(others) == 1:
@@ -261,3 +263,13 @@ def test_a_factory_that_fails_is_no_platform(npu: Callable[[str], PlatformRecord
     """Whatever goes wrong in making a platform is NoPlatform with the reason."""
     with pytest.raises(NoPlatform, match=reason):
         load_platform(npu(factory))
+
+
+def test_a_slow_probe_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A probe that takes more than five seconds, in every process, is named with the plugin that it is of."""
+    monkeypatch.setattr(loader, "_warned", set())
+    plugins = plugins_of(PlatformRecord("npu", lambda environment: Evidence(True, "found"), "a:b"))
+    monkeypatch.setattr(isolate, "time", SimpleNamespace(monotonic=itertools.count(0, 6).__next__))
+    assert select(Environment(), plugins).chosen == "npu"
+    expected = "plugin 'npu-plugin' takes more than 5 s to look for npu; without it: "
+    assert any(record.getMessage().startswith(expected) for record in caplog.records)

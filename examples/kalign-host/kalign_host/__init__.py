@@ -1,0 +1,1 @@
+"""A backend for kalign: the host's processor, through Triton's interpreter."""
