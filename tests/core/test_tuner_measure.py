@@ -14,7 +14,7 @@ import pytest
 from kalign_core.errors import CandidateFailed, DeviceLost
 from kalign_core.hal.base import Sampler, Timer
 from kalign_core.hal.replay import Burst, Clock, ReplayPlatform, Script
-from kalign_core.records import Config, Timing
+from kalign_core.records import Config
 from kalign_core.tuner import measure
 from kalign_core.tuner.failures import Guarded
 from kalign_core.tuner.measure import Contender, Meter
@@ -31,6 +31,8 @@ class Stand:
 
     script: Script = field(default_factory=Script)
     pressed: Callable[[], bool] = lambda: False
+    rest: Callable[[float], None] = lambda seconds: None
+    now: Callable[[], float] = lambda: 0.0
 
     def __post_init__(self) -> None:
         self.use(ReplayPlatform(self.script))
@@ -41,7 +43,7 @@ class Stand:
 
     @property
     def meter(self) -> Meter:
-        return Meter(self.platform, self.bench, pressed=self.pressed)
+        return Meter(self.platform, self.bench, pressed=self.pressed, rest=self.rest, now=self.now)
 
     def contender(self, config: Config, order: int = 0) -> Contender:
         args = self.bench.sample_arguments()
@@ -54,27 +56,6 @@ class Stand:
 
 def stand(clock: Clock, **script: Any) -> Stand:
     return Stand(Script(time_us=clock, **script))
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def test_a_timing_is_median_and_deviation() -> None:
-    """A timing is the median, the median distance from it, and how many there were."""
-    assert measure.timing([5.0, 1.0, 2.0, 100.0, 3.0]) == Timing(3.0, 2.0, 5)
-    assert measure.timing([]) is None
-
-
-@pytest.mark.parametrize("reading", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_what_is_no_time(reading: float) -> None:
-    """Zero, negative numbers, NaN and infinity are readings of a clock that failed."""
-    assert not measure.usable(reading)
-
-
-def test_uncertainty_shrinks_with_readings() -> None:
-    """A median is known twice as well from four times the readings, and exactly where they agree."""
-    assert measure.uncertainty_us(Timing(100.0, 1.0, 4)) == 2 * measure.uncertainty_us(Timing(100.0, 1.0, 16))
-    assert measure.uncertainty_us(Timing(100.0, 0.0, 5)) == 0.0
 
 
 # --- rough times --------------------------------------------------------------------------------------------------
@@ -94,6 +75,15 @@ def test_rough_readings_are_interleaved() -> None:
     contenders = here.all(BEST, *OTHERS)
     here.meter.rough(contenders, 5, 3)
     assert [contender.rough_us for contender in contenders] == [80.0, 100.0, 100.0, 100.0]
+
+
+def test_rough_readings_are_of_the_kind_that_decides() -> None:
+    """Candidates are ranked cold where cold readings decide, going round all sets of arguments, and warm in decode."""
+    for phase, expected in (("train", 2), ("decode", 1)):
+        here = Stand(Script(time_us=Clock(), model=replace(Script().model, last_level_bytes=64)))
+        here.bench.problem = replace(here.bench.problem, phase=phase)
+        here.meter.rough(here.all(BEST), 5, 3)
+        assert {sets for _, _, sets in here.script.timed} == {expected}
 
 
 def test_who_is_hopeless_is_read_once() -> None:
@@ -148,6 +138,26 @@ def test_the_other_kind_is_taken_briefly() -> None:
     assert (len(home.cold), len(home.warm)) == (15, 5)
 
 
+def test_what_moves_all_alike_does_not_count() -> None:
+    """Readings that count are those after what a round had in common is taken out."""
+    waves = [100.0, 120.0, 90.0, 150.0, 110.0]
+    here = stand(Clock({REFERENCE: waves, BEST: [0.8 * w for w in waves], SECOND: [0.9 * w for w in waves]}))
+    home, best, second = here.all(REFERENCE, BEST, SECOND)
+    here.meter.race(home, [best, second], 5, "warm")
+    assert best.raw["warm"] == [0.8 * w for w in waves]
+    assert best.warm == pytest.approx([88.0] * 5)
+
+
+def test_a_broken_reading_is_left_out() -> None:
+    """Zero, negative and NaN readings count for nothing, and the rounds of the others keep their places."""
+    here = stand(Clock(broken={1: 0.0, 4: -5.0, 6: math.nan}))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 5, "warm")
+    assert len(home.raw["warm"]) == len(best.raw["warm"]) == 5
+    assert sum(map(math.isnan, home.raw["warm"] + best.raw["warm"])) == 3
+    assert home.warm + best.warm == [100.0] * 7
+
+
 def test_noise_is_the_reference_against_itself() -> None:
     """Noise is how far two medians of one launch lie apart and how its readings spread, as shares."""
     steady = stand(Clock())
@@ -164,6 +174,129 @@ def test_noise_leaves_no_readings() -> None:
     home = here.contender(REFERENCE)
     here.meter.noise(home, 5, "warm")
     assert home.warm == []
+
+
+# --- a clock that follows the load ---------------------------------------------------------------------------------
+
+
+def on_device(script: Script, **said: Any) -> Stand:
+    """A stand on a scripted device that is no interpreter: readings take many launches and the device may settle."""
+    here = Stand(script, **said)
+    here.bench.interpreted = False
+    return here
+
+
+def test_readings_before_the_device_settled_are_dropped() -> None:
+    """What was read on the way to another clock counts for nobody."""
+    ramp = [80.0] * 6 + [100.0] * 60
+    here = on_device(Script(time_us=Clock({REFERENCE: ramp, BEST: [0.9 * r for r in ramp]})))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    assert (set(home.raw["warm"]), set(best.warm)) == ({100.0}, {90.0})
+
+
+def test_a_quiet_device_costs_two_blocks() -> None:
+    """Where nothing moves, two blocks of rounds are enough to say so."""
+    here = on_device(Script(time_us=Clock()))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    assert len(home.raw["warm"]) == 2 * measure.BLOCK_ROUNDS
+
+
+def test_a_device_that_never_settles_is_read_all_the_same() -> None:
+    """After so many blocks the readings are taken as they come, for the decision rule to refuse."""
+    ever = [100.0 * 1.01**i for i in range(200)]
+    here = on_device(Script(time_us=Clock({REFERENCE: ever, BEST: ever})))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    assert measure.BLOCK_ROUNDS <= len(home.raw["warm"]) <= 15
+
+
+class Tired:
+    """A clock that follows the load: after a rest readings are ``rested_us``, else ``worked_us``."""
+
+    def __init__(self, worked_us: dict[Config, float], rested_us: dict[Config, float]) -> None:
+        self.worked_us, self.rested_us, self.rests_s = worked_us, rested_us, list[float]()
+        self.fresh = False
+
+    def rest(self, seconds: float) -> None:
+        self.rests_s.append(seconds)
+        self.fresh = True
+
+    def __call__(self, kernel: str, config: Config) -> float:
+        known = self.rested_us if self.fresh else self.worked_us
+        self.fresh = False
+        return known.get(config, 100.0)
+
+
+def test_where_the_clock_follows_the_load_both_paces_are_read() -> None:
+    """A reference that is faster after a rest has everybody in contention read once more, with rests between."""
+    clock = Tired({BEST: 80.0, SECOND: 82.0}, {REFERENCE: 90.0, BEST: 78.0, SECOND: 70.0})
+    here = on_device(Script(time_us=clock), rest=clock.rest)
+    home, best, second, slow = here.all(REFERENCE, BEST, SECOND, OTHERS[0])
+    here.meter.race(home, [best, second, slow], 15, "warm")
+    assert (set(home.warm), set(best.warm), set(second.warm)) == ({100.0}, {80.0}, {82.0})
+    assert (set(home.rested), set(best.rested), set(second.rested)) == ({90.0}, {78.0}, {70.0})
+    assert slow.rested == []
+
+
+def test_where_the_clock_stays_one_pace_is_enough() -> None:
+    """A reference that gains no more than 2 % by a rest is read at one pace, after a few probes."""
+    clock = Tired({}, {REFERENCE: 98.5})
+    here = on_device(Script(time_us=clock), rest=clock.rest)
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    assert (home.rested, len(clock.rests_s)) == ([], measure.PROBES)
+
+
+def test_a_rest_is_as_long_as_the_work_asks() -> None:
+    """Between two rested readings the device idles for three times as long as a reading keeps it busy."""
+    clock = Tired({}, {REFERENCE: 80.0})
+    here = on_device(Script(time_us=clock), rest=clock.rest)
+    home = here.contender(REFERENCE)
+    home.rough_us = 100.0
+    here.meter.race(home, [], 5, "warm")
+    assert clock.rests_s[-1] == pytest.approx(3 * 6 * 100e-6)
+
+
+def test_an_earlier_race_leaves_nothing_at_rest() -> None:
+    """A second race on a device whose clock stays now has no rested readings of the first."""
+    clock = Tired({}, {REFERENCE: 80.0})
+    here = on_device(Script(time_us=clock), rest=clock.rest)
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    clock.rested_us = {}
+    here.meter.race(home, [best], 15, "warm")
+    assert home.rested == []
+
+
+def test_what_a_reading_waits_is_kept() -> None:
+    """How much longer than its launches ran a reading took the host is kept, as a share."""
+    seconds = iter(range(1000))
+    here = on_device(Script(time_us=Clock(other_us=100_000.0)), now=lambda: next(seconds))
+    home, best = here.all(REFERENCE, BEST)
+    home.rough_us = best.rough_us = 100_000.0
+    here.meter.race(home, [best], 5, "warm")
+    assert set(home.waits) == {1.0}  # a second for five launches of a tenth of one
+
+
+# --- the last-level cache -----------------------------------------------------------------------------------------
+
+
+def filled(last_level_bytes: int) -> int:
+    """Bytes of other memory that were read between cold readings with at most two sets of arguments."""
+    here = stand(Clock(), model=replace(Script().model, last_level_bytes=last_level_bytes))
+    meter = here.meter
+    home, best = here.all(REFERENCE, BEST)
+    meter.race(home, [best], 5, "cold")
+    return 0 if meter._filler is None else meter._filler.numel() * meter._filler.element_size()
+
+
+def test_sets_too_small_to_leave_the_cache_have_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the most sets of arguments do not fill twice the last-level cache, other memory is read between them."""
+    monkeypatch.setattr(measure, "MAX_COLD_SETS", 2)
+    one = stand(Clock()).bench.bytes_per_set()
+    assert (filled(one), filled(4 * one)) == (0, 8 * one)
 
 
 # --- what the launches left behind --------------------------------------------------------------------------------
