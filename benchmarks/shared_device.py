@@ -105,7 +105,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory():
         platform = session.current().platform
-        result = {"benchmark": "shared_device", "machine": replay_timing.machine()}
+        result: dict[str, Any] = {"benchmark": "shared_device", "machine": replay_timing.machine()}
         result |= {"alone": tune(platform), "alone_blind": tune(blind(platform)), "alone_waits": waits()}
         with company():
             result |= {"condition": str(platform.condition(0)), "beside_waits": waits()}
