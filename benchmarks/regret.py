@@ -48,6 +48,7 @@ TWICE_EVERY = 3
 ALL_ROUNDS, FRONT_ROUNDS, RESTED_ROUNDS = 4, 25, 15
 FRONT_SHARE, MOST_IN_FRONT = 0.10, 16
 REST_SHARE = 3.0
+PROBES, PROBE_REST_S = 5, 0.03
 SAME_CLOCK = 0.02
 WITHIN, AT_MOST, TWINS_WITHIN, SLOWER = 0.02, 0.05, 0.02, 0.01
 
@@ -104,7 +105,7 @@ def judge(here: Any, call: Any, reports: list[Any]) -> dict[str, Any]:
     bench = Bench(platform, call.kernel, at, call.device)
     bench.families.update({family.name: family for family in CORE_FAMILIES})
     meter = Meter(platform, bench)
-    sets = meter.sets(meter.cold_sets if meter.decisive == "cold" else 1)
+    sets = meter.sets(meter.cold_sets if meter.decisive == "cold" else meter.warm_sets)
     out = {config for report in reports for config, _ in (*report.failed, *report.refuted)}
     launches, codes = {}, set()
     reference, chosen = reports[0].reference, [report.entry.config for report in reports]
@@ -122,9 +123,9 @@ def judge(here: Any, call: Any, reports: list[Any]) -> dict[str, Any]:
     front = replay_timing.replays({c: launches[c] for c in dict.fromkeys((reference, *chosen, *close))}, sets)
     replay_timing.interleave(front, 3)
     worked = replay_timing.interleave(front, FRONT_ROUNDS)
-    probed = [_rested(front[reference]) for _ in range(5)]
+    probed = [_rested(front[reference]) for _ in range(PROBES)]
     paces = {"back to back": worked}
-    if statistics.median(worked[reference]) > (1 + SAME_CLOCK) * statistics.median(probed):
+    if statistics.median(worked[reference]) > (1 + SAME_CLOCK) * min(probed):
         replay_timing.interleave(front, 4, REST_SHARE)
         paces["rested"] = replay_timing.interleave(front, RESTED_ROUNDS, REST_SHARE)
     return {
@@ -136,7 +137,7 @@ def judge(here: Any, call: Any, reports: list[Any]) -> dict[str, Any]:
 
 
 def _rested(replay: Any) -> float:
-    time.sleep(0.008)
+    time.sleep(PROBE_REST_S)
     return float(replay.us())
 
 
@@ -173,6 +174,7 @@ def row(here: Any, call: Any, twice: bool) -> dict[str, Any]:
     return {
         "reference": str(first.reference), "chosen": str(first.entry.config), "reason": first.reason,
         "again": [str(report.entry.config) for report in reports[1:]], "extra": dict(first.entry.extra),
+        "decided_us": decided_us,
         "regret": max(pace["regret"] for pace in paces), "gain": min(pace["gain"] for pace in paces),
         "margin": margin if first.entry.config == first.reference else WITHIN,
         "slower": any(pace["slower"] for pace in paces),

@@ -1,9 +1,9 @@
 """Time what is deployed: many launches in one graph, interleaved in random order, median and spread.
 
-Warm runs one set of arguments over and over, cold goes round enough sets to leave the last-level cache between two
-uses of one. Everything that is compared is interleaved, so that what disturbs a device disturbs all alike. Readings
-that are zero, negative or not a number are a clock's failure and are thrown away. What the timed launches left behind
-is compared with what the reference's left: they are runs like any other, and many.
+Warm runs over and over a set of arguments, or a few where those stay in the last-level cache; cold goes round enough
+sets to leave that cache between two uses of one. Everything that is compared is interleaved, so that what disturbs a
+device disturbs all alike. Readings that are zero, negative or not a number are a clock's failure and are thrown away.
+What the timed launches left behind is compared with what the reference's left: they are runs like any other, and many.
 
 A large matrix product drives a device to its power limit, which lowers the clock; between kernels that wait for memory
 the clock is high again. Which launch is best may differ between the two: on an H200, by 5 % among the leaders. Where
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from kalign_core.verifier.bench import Bench
 
 MAX_COLD_SETS = 512
+WARM_SETS = 4
 TARGET_GRAPH_US = 600.0
 MAX_LAUNCHES = 256
 CHUNK = 128
@@ -49,7 +50,7 @@ SETTLING_BLOCKS = 8
 # At a quarter of the time at work even the largest matrix product leaves the clock of an H200 where it is.
 REST_SHARE = 3.0
 PROBES = 5
-PROBE_REST_S = 0.008
+PROBE_REST_S = 0.02
 FOLLOWS_SHARE = 0.02
 _CHECKED_SETS = 8
 
@@ -85,6 +86,8 @@ class Meter:
         self._last_level = platform.model(bench.device).last_level_bytes
         self._filler: torch.Tensor | None = None
         self.cold_sets = self._cold_sets()
+        # Where operands lie in a divided cache makes a few percent of a small kernel: several places, all of them warm.
+        self.warm_sets = max(1, min(WARM_SETS, self._last_level // (8 * max(bench.bytes_per_set(), 1))))
         self.decisive = "warm" if bench.problem.phase == "decode" or not self.cold_sets else "cold"
 
     def _cold_sets(self) -> int:
@@ -96,8 +99,11 @@ class Meter:
         free = self._platform.free_bytes(self._bench.device)
         return wanted if free is None or wanted * one < free // 2 else 0
 
+    def _is_cold(self, kind: str) -> bool:
+        return "cold" in (kind, self.decisive if kind == RESTED else "")
+
     def _sets_of(self, kind: str) -> int:
-        return self.cold_sets if "cold" in (kind, self.decisive if kind == RESTED else "") else 1
+        return self.cold_sets if self._is_cold(kind) else self.warm_sets
 
     def sets(self, count: int) -> list[tuple[Any, ...]]:
         """At least ``count`` sets of arguments, made once and shared by all contenders."""
@@ -218,7 +224,7 @@ class Meter:
     def _sample(self, contender: Contender, ready: Ready, kind: str) -> float:
         if kind == RESTED:
             self._rest(REST_SHARE * ready.launches * _each_us(contender) * 1e-6)
-        if self._sets_of(kind) > 1:
+        if self._is_cold(kind):
             self._evict()
         started = self._now()
         try:
@@ -243,17 +249,18 @@ class Meter:
         self._filler.sum()
 
     def _follows_load(self, home: Contender, kind: str) -> bool:
-        """Whether the reference is faster once the device has rested: a few readings after a few milliseconds each."""
+        """Whether the device is at its power limit, or else the reference faster once the device has rested."""
         worked = timing(home.readings(kind))
         if self._bench.interpreted or self._pressed() or worked is None:
             return False
+        if self._platform.condition(self._bench.device).power_capped:
+            return True
         readings: list[float] = []
         with self._ready([home], self._sets_of(kind)) as samplers:
             for _ in range(PROBES):
                 self._rest(PROBE_REST_S)
                 readings += self._round(samplers, kind).values()
-        rested = timing(readings[1:])  # the first pays for uploading the graph
-        return rested is not None and worked.median_us > (1 + FOLLOWS_SHARE) * rested.median_us
+        return worked.median_us > (1 + FOLLOWS_SHARE) * min(readings, default=math.inf)
 
     @contextlib.contextmanager
     def _ready(self, contenders: Sequence[Contender], sets: int, launches: int = 0) -> Iterator[dict[Contender, Ready]]:

@@ -14,7 +14,7 @@ import pytest
 from kalign_core.errors import CandidateFailed, DeviceLost
 from kalign_core.hal.base import Sampler, Timer
 from kalign_core.hal.replay import Burst, Clock, ReplayPlatform, Script
-from kalign_core.records import Config
+from kalign_core.records import Condition, Config
 from kalign_core.tuner import measure
 from kalign_core.tuner.failures import Guarded
 from kalign_core.tuner.measure import Contender, Meter
@@ -249,6 +249,14 @@ def test_where_the_clock_stays_one_pace_is_enough() -> None:
     assert (home.rested, len(clock.rests_s)) == ([], measure.PROBES)
 
 
+def test_a_device_at_its_power_limit_is_read_at_both_paces() -> None:
+    """What the driver says of the power limit is believed, though a few rests change nothing yet."""
+    here = on_device(Script(time_us=Clock(), condition=Condition(power_capped=True)))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 15, "warm")
+    assert (set(home.rested), set(best.rested)) == ({100.0}, {100.0})
+
+
 def test_a_rest_is_as_long_as_the_work_asks() -> None:
     """Between two rested readings the device idles for three times as long as a reading keeps it busy."""
     clock = Tired({}, {REFERENCE: 80.0})
@@ -297,6 +305,15 @@ def test_sets_too_small_to_leave_the_cache_have_help(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure, "MAX_COLD_SETS", 2)
     one = stand(Clock()).bench.bytes_per_set()
     assert (filled(one), filled(4 * one)) == (0, 8 * one)
+
+
+def test_warm_readings_go_round_what_stays_in_the_cache() -> None:
+    """Warm readings use a few sets of arguments where an eighth of the cache holds each, else one."""
+    one = stand(Clock()).bench.bytes_per_set()
+    for last_level_bytes, expected in ((0, 1), (15 * one, 1), (24 * one, 3), (1000 * one, 4)):
+        here = stand(Clock(), model=replace(Script().model, last_level_bytes=last_level_bytes))
+        here.meter.race(here.contender(REFERENCE), [], 5, "warm")
+        assert here.script.timed[0][2] == expected
 
 
 # --- what the launches left behind --------------------------------------------------------------------------------
