@@ -1,9 +1,9 @@
 """How long a fresh process takes to its first launch: tuned, with the file there, beside the mode ``off``.
 
 Prints one JSON object. ``python benchmarks/first_launch.py [--repeats N]`` tunes one problem, then starts processes in
-turn in modes ``off`` and ``tune``, with the compiler's cache warm for both from tuning. Each says how long its first call took
-until the device was done, how long after the process began that was, and how many kernels the call launched: one, where
-no candidate is.
+turn in modes ``off`` and ``tune``; tuning has left the compiler's cache warm for both. Each says how long its first
+call took until the device was done, how long after the process began that was, and how many kernels the call launched:
+one, where no candidate is.
 """
 
 from __future__ import annotations
