@@ -291,6 +291,16 @@ def test_what_a_reading_waits_is_kept() -> None:
 # --- the last-level cache -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("last_level_bytes", [1 << 10, 60 << 10, 256 << 10])
+def test_cold_readings_pass_the_last_level_twice(last_level_bytes: int) -> None:
+    """Between two uses of one set of arguments at least twice the last-level cache goes by, whatever its size."""
+    here = stand(Clock(), model=replace(Script().model, last_level_bytes=last_level_bytes))
+    one = here.bench.bytes_per_set()
+    passed = (here.meter.cold_sets - 1) * one
+    assert 2 * last_level_bytes <= passed or here.meter.cold_sets == measure.MAX_COLD_SETS
+    assert passed < 2 * last_level_bytes + one
+
+
 def filled(last_level_bytes: int) -> int:
     """Bytes of other memory that were read between cold readings with at most two sets of arguments."""
     here = stand(Clock(), model=replace(Script().model, last_level_bytes=last_level_bytes))
