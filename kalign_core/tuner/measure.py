@@ -86,7 +86,7 @@ class Meter:
         self._last_level = platform.model(bench.device).last_level_bytes
         self._filler: torch.Tensor | None = None
         self.cold_sets = self._cold_sets()
-        # Where operands lie in a divided cache makes a few percent of a small kernel: several places, all of them warm.
+        # Where its operands lie moves a kernel of a microsecond by up to 1 %: several places, all of them warm.
         self.warm_sets = max(1, min(WARM_SETS, self._last_level // (8 * max(bench.bytes_per_set(), 1))))
         self.decisive = "warm" if bench.problem.phase == "decode" or not self.cold_sets else "cold"
 
