@@ -1,8 +1,8 @@
 """Whether a decision is stored while another process keeps the device busy: it must not be.
 
-Prints one JSON object. ``python benchmarks/shared_device.py [--out FILE]`` tunes the problems below on a device of its own, then
-beside a process that multiplies matrices without end, then beside it once more without what the driver says of other
-processes, as in a container that hides them.
+Prints one JSON object. ``python benchmarks/shared_device.py [--out FILE]`` tunes the problems below on a device of its
+own, then beside a process that multiplies matrices without end, then beside it once more without what the driver says
+of other processes, as in a container that hides them.
 """
 
 from __future__ import annotations

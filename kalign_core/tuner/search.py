@@ -1,8 +1,8 @@
 """Search strategies: which candidates are worth a full check and a full measurement.
 
 A strategy gets a ``Race`` and gives its finalists, best first. The built-in one times every candidate with a few
-launches in one graph, of the kind that decides in the end: of twenty candidates the third best of the cold ones has been
-fifteenth of the warm. The leaders are kept. ``Effort.strategy`` names the one to use.
+launches in one graph, of the kind that decides in the end: of twenty candidates the third best of the cold ones has
+been fifteenth of the warm. The leaders are kept. ``Effort.strategy`` names the one to use.
 """
 
 from __future__ import annotations
