@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 ROUNDS = 15
 TARGET_US = 800.0
@@ -51,37 +55,69 @@ def graph_of(call: Callable[..., Any], sets: Sequence[tuple[Any, ...]], launches
     return graph
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A graph of ``launches`` launches; replaying it takes no Python for each of them."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: int
+
+    def us(self) -> float:
+        """Device microseconds for each launch of one replay."""
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1000.0 / self.launches
+
+
+def replays(calls: Mapping[T, Callable[..., Any]], sets: Sequence[tuple[Any, ...]]) -> dict[T, Replay]:
+    """Each call in a graph of its own, long enough to be timed, going a whole number of times round ``sets``."""
+    ready = {}
+    for name, call in calls.items():
+        trial = Replay(graph_of(call, sets, 5), 5)
+        trial.us()
+        launches = int(min(MAX_LAUNCHES, max(5, TARGET_US / max(trial.us(), 0.5))))
+        launches = -(-max(launches, len(sets)) // len(sets)) * len(sets)
+        ready[name] = Replay(graph_of(call, sets, launches), launches)
+        ready[name].us()
+    return ready
+
+
+def interleave(ready: Mapping[T, Replay], rounds: int, rest_share: float = 0.0) -> dict[T, list[float]]:
+    """Readings by round, in random order within each; after each reading ``rest_share`` times its length of idling."""
+    readings: dict[T, list[float]] = {name: [] for name in ready}
+    order = list(ready)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            us = ready[name].us()
+            readings[name].append(us)
+            if rest_share:
+                time.sleep(rest_share * us * ready[name].launches * 1e-6)
+    return readings
+
+
 def compare_us(
     calls: dict[str, Callable[..., Any]], make: Callable[[int], tuple[Any, ...]], cold: bool
 ) -> dict[str, dict[str, float]]:
     """Median and spread in microseconds of each call on the same argument sets, interleaved in random order."""
-    sets = sets_for(make, cold)
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    def replay(graph: torch.cuda.CUDAGraph, launches: int) -> float:
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1000.0 / launches
-
-    ready = []
-    for name, call in calls.items():
-        trial = graph_of(call, sets, 5)
-        replay(trial, 5)
-        each = max(replay(trial, 5), 0.5)
-        launches = int(min(MAX_LAUNCHES, max(5, TARGET_US / each)))
-        launches = -(-max(launches, len(sets)) // len(sets)) * len(sets)
-        graph = graph_of(call, sets, launches)
-        replay(graph, launches)
-        ready.append((name, graph, launches))
-    readings: dict[str, list[float]] = {name: [] for name in calls}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        order.shuffle(ready)
-        for name, graph, launches in ready:
-            readings[name].append(replay(graph, launches))
+    readings = interleave(replays(calls, sets_for(make, cold)), ROUNDS)
     return {name: _summary(values) for name, values in readings.items()}
+
+
+def shares(readings: Mapping[T, Sequence[float]]) -> dict[T, tuple[float, float]]:
+    """Median and deviation of each one's readings over the geometric mean of their round: what a clock that moves
+    under all alike leaves."""
+    means = [statistics.geometric_mean(taken) for taken in zip(*readings.values(), strict=True)]
+    found = {}
+    for name, taken in readings.items():
+        over = [reading / mean for reading, mean in zip(taken, means, strict=True)]
+        median = statistics.median(over)
+        found[name] = (median, statistics.median(abs(share - median) for share in over))
+    return found
 
 
 def _summary(values: list[float]) -> dict[str, float]:

@@ -6,7 +6,8 @@ those that fit 232,448 bytes of shared memory. Three processes run in turn:
 
 1. kalign's tuning, with a cold compiler cache: wall time, and by step;
 2. ``@triton.autotune`` over the same list and the same kernel, with a cold compiler cache of its own;
-3. all 78 once more, interleaved: how far each choice lies from the best.
+3. all 78 once more, interleaved; then the fastest and both choices, back to back and with rests between, since the
+   clock of a device at its power limit follows the load: how far each choice lies from the best of each.
 
 ``--dry-run`` compiles two of them for sm_90, which needs no device.
 """
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,9 @@ SIZE = 4096
 SHARED_BYTES = 232448
 LIMIT_S = 140.0
 STEPS = ("kalign", "autotune", "exhaustive")
+ALL_ROUNDS, FRONT_ROUNDS, WARM_UP_ROUNDS = 20, 30, 5
+IN_FRONT = 12
+REST_SHARE = 3.0
 
 
 def kernel() -> Any:
@@ -165,8 +170,8 @@ def tune_with_autotune() -> dict[str, Any]:
     }
 
 
-def measure_all() -> dict[str, Any]:
-    """Step 3."""
+def measure_all(chosen: list[str]) -> dict[str, Any]:
+    """Step 3: all of the list, interleaved; then the fastest of them and ``chosen``, back to back and with rests."""
     import replay_timing
     import torch
 
@@ -184,14 +189,37 @@ def measure_all() -> dict[str, Any]:
             calls[str(config)] = launch
         except CandidateFailed as error:
             failed[str(config)] = error.what
-    times = replay_timing.compare_us(calls, arguments, cold=True)
-    ranked = sorted(times, key=lambda name: times[name]["us"])
+    sets = replay_timing.sets_for(arguments, cold=True)
+    every = replay_timing.interleave(replay_timing.replays(calls, sets), ALL_ROUNDS)
+    ranked = sorted(every, key=lambda name: statistics.median(every[name]))
+    close = dict.fromkeys((*(name for name in chosen if name in calls), *ranked[:IN_FRONT]))
+    front = replay_timing.replays({name: calls[name] for name in close}, sets)
+    replay_timing.interleave(front, WARM_UP_ROUNDS)
+    worked = replay_timing.interleave(front, FRONT_ROUNDS)
+    replay_timing.interleave(front, WARM_UP_ROUNDS, REST_SHARE)
+    rested = replay_timing.interleave(front, FRONT_ROUNDS, REST_SHARE)
     return {
         "machine": replay_timing.machine(),
-        "times": {name: times[name] for name in ranked},
+        "all": _table(every), "back_to_back": _table(worked), "rested": _table(rested),
         "failed": failed,
-        "best": ranked[0],
-        "worst_over_best": times[ranked[-1]]["us"] / times[ranked[0]]["us"],
+    }  # fmt: skip
+
+
+def _table(readings: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Medians in microseconds, and as a multiple of the least, after what rounds have in common; fastest first."""
+    import replay_timing
+
+    found = replay_timing.shares(readings)
+    least = min(share for share, _ in found.values())
+    ranked = sorted(found, key=lambda name: found[name][0])
+    return {
+        name: {
+            "us": statistics.median(readings[name]),
+            "over_best": found[name][0] / least,
+            "mad": found[name][1] / found[name][0],
+            "rounds": len(readings[name]),
+        }
+        for name in ranked
     }
 
 
@@ -222,7 +250,7 @@ def dry_run() -> dict[str, Any]:
 # --- running them -------------------------------------------------------------------------------------------------
 
 
-def run_step(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
+def run_step(name: str, folder: Path, limit_s: float, *more: str) -> dict[str, Any]:
     """Run one step in a process of its own; what goes wrong with it is its result."""
     compiler_cache = folder / ("kalign" if name == "exhaustive" else name)
     environment = {
@@ -232,7 +260,7 @@ def run_step(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
     }
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, str(HERE / "tuning_cost.py"), "--step", name]
+    command = [sys.executable, str(HERE / "tuning_cost.py"), "--step", name, *more]
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -248,15 +276,23 @@ def run_step(name: str, folder: Path, limit_s: float) -> dict[str, Any]:
     return {**result, "process_s": time.monotonic() - started}
 
 
+def run_steps(folder: Path, ends: float) -> dict[str, dict[str, Any]]:
+    """The three steps in turn."""
+    steps = {name: run_step(name, folder, ends - time.monotonic()) for name in STEPS[:2]}
+    chosen = [word for step in steps.values() if step.get("config") for word in ("--chosen", step["config"])]
+    return {**steps, "exhaustive": run_step("exhaustive", folder, ends - time.monotonic(), *chosen)}
+
+
 def summary(kalign: dict[str, Any], autotune: dict[str, Any], exhaustive: dict[str, Any]) -> dict[str, Any]:
     """The figures asked for; those that a failed step leaves out are missing."""
     found: dict[str, Any] = {}
     if "wall_s" in kalign and "wall_s" in autotune:
         found["autotune_over_kalign"] = autotune["wall_s"] / kalign["wall_s"]
-    times = exhaustive.get("times", {})
-    for name, step in (("kalign", kalign), ("autotune", autotune)):
-        if step.get("config") in times:
-            found[f"{name}_over_best"] = times[step["config"]]["us"] / times[exhaustive["best"]]["us"]
+    for way in ("all", "back_to_back", "rested"):
+        times = exhaustive.get(way, {})
+        for name, step in (("kalign", kalign), ("autotune", autotune)):
+            if step.get("config") in times:
+                found[f"{name}_over_best_{way}"] = times[step["config"]]["over_best"]
     return found
 
 
@@ -272,12 +308,15 @@ def rounded(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
+    parser.add_argument("--chosen", action="append", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     if given.step:
-        step = {"kalign": tune_with_kalign, "autotune": tune_with_autotune, "exhaustive": measure_all}[given.step]
-        print(json.dumps(step()))
+        if given.step == "exhaustive":
+            print(json.dumps(measure_all(given.chosen)))
+        else:
+            print(json.dumps({"kalign": tune_with_kalign, "autotune": tune_with_autotune}[given.step]()))
         return
     head = {"benchmark": "tuning_cost", "problem": f"matmul {SIZE}^3 bf16", "configurations": len(configurations())}
     if given.dry_run:
@@ -287,7 +326,7 @@ def main() -> None:
         return
     ends = time.monotonic() + LIMIT_S
     with tempfile.TemporaryDirectory() as folder:
-        steps = {name: run_step(name, Path(folder), ends - time.monotonic()) for name in STEPS}
+        steps = run_steps(Path(folder), ends)
     print(json.dumps(rounded({**head, **summary(**steps), **steps}), indent=1))
 
 

@@ -119,7 +119,7 @@ class Tuning:
         """Time everything roughly, and hold the leaders to the whole gate."""
         report = self._report
         self._meter = Meter(self.platform, self._bench, pressed=self._budget.spent)
-        self._kind = "warm" if self.problem.phase == "decode" or not self._meter.cold_sets else "cold"
+        self._kind = self._meter.decisive
         with report.timed("search"), alone_on(self.device):
             self._time_reference()
             finalists = self._search(strategy, contenders)
@@ -142,7 +142,7 @@ class Tuning:
                 self._meter.race(self._home, racing, self._effort.rounds, self._kind)
                 self._require_reference()
                 condition = self.platform.condition(self.device)
-                report.reason = spoiled(before, condition, self._home.readings(self._kind), report.noise or Noise())
+                report.reason = spoiled(before, condition, self._home, self._kind, report.noise or Noise())
                 if not report.reason:
                     break
         return self._builder.sift(finalists), condition
@@ -265,7 +265,7 @@ class Tuning:
             tried=str(report.tally),
             digests=self._gate.digests,
             decided=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            extra=_circumstances(report.noise or Noise(), condition),
+            extra=_circumstances(report.noise or Noise(), condition, best, home),
         )
 
     def _given_up(self, error: Exception) -> NotTunable:
@@ -292,9 +292,11 @@ def _median(readings: Sequence[float]) -> float | None:
     return round(measured.median_us, 3) if measured else None
 
 
-def _circumstances(noise: Noise, condition: Condition) -> tuple[tuple[str, Any], ...]:
-    """The noise and the device's state under which an entry was decided, as far as they are known."""
+def _circumstances(noise: Noise, condition: Condition, best: Contender, home: Contender) -> tuple[tuple[str, Any], ...]:
+    """The noise, the device's state and the times on a rested device, as far as they are known and differ."""
     facts = {
+        "rested_us": _median(best.rested),
+        "reference_rested_us": _median(home.rested),
         "noise": round(max(noise.difference, noise.spread), 5),
         "sm_clock_mhz": condition.sm_clock_mhz,
         "temperature_c": condition.temperature_c,

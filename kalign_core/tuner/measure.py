@@ -1,9 +1,13 @@
 """Time what is deployed: many launches in one graph, interleaved in random order, median and spread.
 
-Warm runs one set of arguments over and over, cold goes round enough sets to leave the last-level cache between two
-uses of one. Everything that is compared is interleaved, so that what disturbs a device disturbs all alike. Readings
-that are zero, negative or not a number are a clock's failure and are thrown away. What the timed launches left behind
-is compared with what the reference's left: they are runs like any other, and many.
+Warm runs over and over a set of arguments, or a few where those stay in the last-level cache; cold goes round enough
+sets to leave that cache between two uses of one. Everything that is compared is interleaved, so that what disturbs a
+device disturbs all alike. Readings that are zero, negative or not a number are a clock's failure and are thrown away.
+What the timed launches left behind is compared with what the reference's left: they are runs like any other, and many.
+
+A large matrix product drives a device to its power limit, which lowers the clock; between kernels that wait for memory
+the clock is high again. Which launch is best may differ between the two: on an H200, by 5 % among the leaders. Where
+the clock follows the load, contenders are therefore measured at both paces: back to back, and with rests between.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ import contextlib
 import math
 import os
 import random
-import statistics
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,107 +27,83 @@ import torch
 from kalign_core.errors import CandidateFailed
 from kalign_core.hal.base import Platform, Sampler
 from kalign_core.isolate import reason_of
-from kalign_core.records import Config, Refutation, Timing
-from kalign_core.tuner.failures import Guarded, short_of_memory
+from kalign_core.records import Refutation
+from kalign_core.tuner.failures import short_of_memory
+from kalign_core.tuner.readings import RESTED, in_contention, levelled, precise, settled, usable
+from kalign_core.tuner.readings import Contender as Contender
+from kalign_core.tuner.readings import Noise as Noise
+from kalign_core.tuner.readings import timing as timing
 from kalign_core.verifier.compare import as_integers
 
 if TYPE_CHECKING:
-    from kalign_core.tuner.space import Order
     from kalign_core.verifier.bench import Bench
-    from kalign_core.verifier.bound import Bound
 
 MAX_COLD_SETS = 512
+WARM_SETS = 4
 TARGET_GRAPH_US = 600.0
 MAX_LAUNCHES = 256
-CHUNK = 64
+CHUNK = 128
 HOPELESS = 4.0  # times the fastest: more than a burst makes of a good one
 BLOCK_ROUNDS = 5
-# A median known to a quarter of a percent decides everything the promotion margin of two percent asks.
-PRECISE_SHARE = 0.0025
-OUT_OF_CONTENTION_SHARE = 0.05
+# Blocks in which a device may settle; an H200 takes a tenth of a second from one clock to another.
+SETTLING_BLOCKS = 8
+# At a quarter of the time at work even the largest matrix product leaves the clock of an H200 where it is.
+REST_SHARE = 3.0
+PROBES = 5
+PROBE_REST_S = 0.02
+FOLLOWS_SHARE = 0.02
 _CHECKED_SETS = 8
-# Standard error of a median of normal noise, in median absolute deviations: sqrt(pi / 2) * 1.4826.
-_ERROR_PER_MAD = 1.858
-
-
-@dataclass(eq=False)
-class Contender:
-    """One candidate in a race: its configuration, its launch and its readings in microseconds.
-
-    ``bound`` is the launch as the gate takes it. ``order`` sorts contenders of equal time. ``failure`` or
-    ``refutation`` says why it is out.
-    """
-
-    config: Config
-    launch: Guarded
-    bound: Bound
-    order: Order
-    rough_us: float = math.inf
-    warm: list[float] = field(default_factory=list)
-    cold: list[float] = field(default_factory=list)
-    failure: str = ""
-    refutation: Refutation | None = None
-
-    @property
-    def out(self) -> bool:
-        """Whether it has failed or was refuted."""
-        return bool(self.failure) or self.refutation is not None
-
-    def readings(self, kind: str) -> list[float]:
-        """Its readings of ``kind``, warm or cold."""
-        return self.warm if kind == "warm" else self.cold
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
-    """The reference measured against itself, as shares of its time.
+class Ready:
+    """A contender's sampler and how many launches one reading of it takes."""
 
-    ``difference`` is how far two medians of the same launch lay apart, ``spread`` the deviation of single readings.
-    """
-
-    difference: float = 0.0
-    spread: float = 0.0
-
-
-def timing(readings: Sequence[float]) -> Timing | None:
-    """Median and median absolute deviation of ``readings``; None where there are none."""
-    if not readings:
-        return None
-    median = statistics.median(readings)
-    return Timing(median, statistics.median(abs(r - median) for r in readings), len(readings))
-
-
-def usable(reading: float) -> bool:
-    """Whether a clock's reading can be a time."""
-    return math.isfinite(reading) and reading > 0
-
-
-def uncertainty_us(measured: Timing) -> float:
-    """Standard error of a median, microseconds."""
-    return _ERROR_PER_MAD * measured.mad_us / math.sqrt(measured.samples)
+    sampler: Sampler
+    launches: int
 
 
 class Meter:
-    """Times contenders on one bench. ``pressed`` says when there is no time for more readings than the least."""
+    """Times contenders on one bench. ``pressed`` says when there is no time for more readings than the least.
+
+    ``decisive`` is the kind of reading that decides: warm in decode, where operands stay in the cache from step to
+    step, else cold. ``rest`` waits for some seconds, ``now`` gives seconds.
+    """
 
     def __init__(
-        self, platform: Platform, bench: Bench, seed: int = 0, pressed: Callable[[], bool] = lambda: False
+        self,
+        platform: Platform,
+        bench: Bench,
+        seed: int = 0,
+        pressed: Callable[[], bool] = lambda: False,
+        rest: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._platform, self._bench, self._pressed = platform, bench, pressed
+        self._platform, self._bench, self._pressed, self._rest, self._now = platform, bench, pressed, rest, now
         self._timer = platform.timer(bench.device)
         self._random = random.Random(seed)  # noqa: S311  # an order of measurement, not a secret
         self._sets: list[tuple[Any, ...]] = []
+        self._last_level = platform.model(bench.device).last_level_bytes
+        self._filler: torch.Tensor | None = None
         self.cold_sets = self._cold_sets()
+        # Where its operands lie moves a kernel of a microsecond by up to 1 %: several places, all of them warm.
+        self.warm_sets = max(1, min(WARM_SETS, self._last_level // (8 * max(bench.bytes_per_set(), 1))))
+        self.decisive = "warm" if bench.problem.phase == "decode" or not self.cold_sets else "cold"
 
     def _cold_sets(self) -> int:
         """How many sets of arguments a cold timing goes round, or 0 where there is no cache to leave or no memory."""
-        last_level = self._platform.model(self._bench.device).last_level_bytes
-        if not last_level:
+        if not self._last_level:
             return 0
         one = max(self._bench.bytes_per_set(), 1)
-        wanted = max(2, min(MAX_COLD_SETS, 1 + -(-2 * last_level // one)))
+        wanted = max(2, min(MAX_COLD_SETS, 1 + -(-2 * self._last_level // one)))
         free = self._platform.free_bytes(self._bench.device)
         return wanted if free is None or wanted * one < free // 2 else 0
+
+    def _is_cold(self, kind: str) -> bool:
+        return "cold" in (kind, self.decisive if kind == RESTED else "")
+
+    def _sets_of(self, kind: str) -> int:
+        return self.cold_sets if self._is_cold(kind) else self.warm_sets
 
     def sets(self, count: int) -> list[tuple[Any, ...]]:
         """At least ``count`` sets of arguments, made once and shared by all contenders."""
@@ -133,24 +113,27 @@ class Meter:
         return self._sets[:count]
 
     def rough(self, contenders: Sequence[Contender], launches: int, rounds: int) -> None:
-        """Set ``rough_us`` of each contender: the least of ``rounds`` interleaved readings of ``launches`` launches.
+        """Set ``rough_us`` of each contender: the least of ``rounds`` interleaved readings of the decisive kind.
 
-        Who is many times slower than the fastest is read once.
+        A reading takes ``launches`` launches, or once round the sets of arguments where those are more. Who is many
+        times slower than the fastest is read once.
         """
-        launches = 1 if self._bench.interpreted else launches
+        sets = self._sets_of(self.decisive)
+        launches = 1 if self._bench.interpreted else _whole_times(sets, launches)
         for start in range(0, len(contenders), CHUNK):
-            readings: dict[Contender, list[float]] = {}
-            with self._ready(contenders[start : start + CHUNK], 1, launches) as samplers:
+            least: dict[Contender, float] = {}
+            with self._ready(contenders[start : start + CHUNK], sets, launches) as samplers:
                 racing = dict(samplers)
                 for taken in range(rounds):
                     if taken and self._pressed():
                         break
-                    self._round(racing, readings)
-                    limit = HOPELESS * min(map(min, readings.values()), default=math.inf)
-                    racing = {c: s for c, s in racing.items() if min(readings.get(c, [0.0])) <= limit}
+                    for contender, reading in self._round(racing, self.decisive).items():
+                        least[contender] = min(reading, least.get(contender, math.inf))
+                    limit = HOPELESS * min(least.values(), default=math.inf)
+                    racing = {c: s for c, s in racing.items() if least.get(c, 0.0) <= limit}
             for contender in samplers:
-                if contender in readings:
-                    contender.rough_us = min(readings[contender])
+                if contender in least:
+                    contender.rough_us = least[contender]
                 elif not contender.failure:
                     contender.failure = "no usable reading of the clock"
 
@@ -171,67 +154,134 @@ class Meter:
         """Take up to ``rounds`` readings of the ``decisive`` kind of the reference and its rivals, interleaved.
 
         Stops where every median in contention is known well enough; who is out of contention is not timed further. The
-        other kind is only recorded and gets the least number of rounds.
+        other kind is only recorded and gets the least number of rounds. Where the device's clock follows its load, who
+        is in contention is read once more with rests between.
         """
+        field = [home, *rivals]
+        for contender in field:
+            contender.rested, contender.waits = [], []
         for kind in ("warm", "cold") if self.cold_sets else ("warm",):
-            self._interleave([home, *rivals], kind, rounds if kind == decisive else min(rounds, BLOCK_ROUNDS))
+            self._interleave(field, kind, rounds if kind == decisive else min(rounds, BLOCK_ROUNDS))
+        if self._follows_load(home, decisive):
+            close = [rival for rival in rivals if in_contention(rival, field, decisive)]
+            self._interleave([home, *close], RESTED, rounds)
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _interleave(self, contenders: Sequence[Contender], kind: str, rounds: int) -> None:
-        sets = self.cold_sets if kind == "cold" else 1
+        """Readings of ``kind``, a block of rounds at a time, from when the device has settled until enough is known."""
+        home, sets = contenders[0], self._sets_of(kind)
+        settling = 0 if self._bench.interpreted or kind not in (self.decisive, RESTED) else SETTLING_BLOCKS
+        for contender in contenders:
+            contender.raw[kind] = []
         with self._ready(contenders, sets) as samplers:
             if not self._bench.interpreted:
-                self._round(samplers, {})  # the first replay pays for uploading the graph
+                self._round(samplers, kind)  # the first replay pays for uploading the graph
             racing = dict(samplers)
-            for taken in range(0, rounds, BLOCK_ROUNDS):
-                for _ in range(min(BLOCK_ROUNDS, rounds - taken)):
-                    self._round(racing, {contender: contender.readings(kind) for contender in racing})
-                home = contenders[0]
+            taken = 0
+            while taken < rounds and racing:
+                count = min(BLOCK_ROUNDS, rounds - taken)
+                self._block(racing, kind, count)
+                taken += count
+                if settling and not settled(home.raw[kind], BLOCK_ROUNDS):
+                    settling -= 1
+                    taken = count
+                    for contender in racing:
+                        contender.raw[kind] = contender.raw[kind][-count:]
+                    if not self._pressed():
+                        continue
+                settling = 0
+                self._level(samplers, kind)
                 racing = {c: s for c, s in racing.items() if c is home or in_contention(c, racing, kind)}
                 if self._pressed() or all(precise(contender, kind) for contender in racing):
                     break
-            self._compare_leftovers(contenders[0], samplers, self.sets(sets))
+            self._level(samplers, kind)
+            self._compare_leftovers(home, samplers, self.sets(sets))
 
-    def _round(self, samplers: dict[Contender, Sampler], readings: dict[Contender, list[float]]) -> None:
-        """One reading of each sampler in random order, added to ``readings`` where usable."""
+    def _block(self, racing: Mapping[Contender, Ready], kind: str, rounds: int) -> None:
+        for _ in range(rounds):
+            found = self._round(racing, kind)
+            for contender in racing:
+                contender.raw[kind].append(found.get(contender, math.nan))
+
+    def _level(self, contenders: Mapping[Contender, Ready], kind: str) -> None:
+        """Set the readings that count, from those that the clock gave."""
+        counting = levelled({contender: contender.raw[kind] for contender in contenders if not contender.out})
+        for contender, readings in counting.items():
+            contender.readings(kind)[:] = readings
+
+    def _round(self, samplers: Mapping[Contender, Ready], kind: str) -> dict[Contender, float]:
+        """One reading of each sampler in random order, where it is usable."""
         order = [contender for contender in samplers if not contender.out]
         self._random.shuffle(order)
+        found = {}
         for contender in order:
-            reading = self._sample(contender, samplers[contender])
+            reading = self._sample(contender, samplers[contender], kind)
             if usable(reading):
-                readings.setdefault(contender, []).append(reading)
+                found[contender] = reading
+        return found
 
-    def _sample(self, contender: Contender, sampler: Sampler) -> float:
+    def _sample(self, contender: Contender, ready: Ready, kind: str) -> float:
+        if kind == RESTED:
+            self._rest(REST_SHARE * ready.launches * _each_us(contender) * 1e-6)
+        if self._is_cold(kind):
+            self._evict()
+        started = self._now()
         try:
-            return sampler.sample_us()
+            reading = ready.sampler.sample_us()
         except CandidateFailed as error:
             contender.failure = error.what
             return math.nan
+        if usable(reading) and not self._bench.interpreted:
+            contender.waits.append((self._now() - started) * 1e6 / (reading * ready.launches) - 1)
+        return reading
+
+    def _evict(self) -> None:
+        """Read enough other memory to empty the last-level cache, where not even the most sets of arguments fill it.
+
+        Outside of what is timed, and by reading: what had been written would have to be written back meanwhile.
+        """
+        if self.cold_sets * self._bench.bytes_per_set() >= 2 * self._last_level:
+            return
+        if self._filler is None:
+            words = 2 * self._last_level // 4
+            self._filler = torch.zeros(words, dtype=torch.int32, device=self._bench.torch_device)
+        self._filler.sum()
+
+    def _follows_load(self, home: Contender, kind: str) -> bool:
+        """Whether the device is at its power limit, or else the reference faster once the device has rested."""
+        worked = timing(home.readings(kind))
+        if self._bench.interpreted or self._pressed() or worked is None:
+            return False
+        if self._platform.condition(self._bench.device).power_capped:
+            return True
+        readings: list[float] = []
+        with self._ready([home], self._sets_of(kind)) as samplers:
+            for _ in range(PROBES):
+                self._rest(PROBE_REST_S)
+                readings += self._round(samplers, kind).values()
+        return worked.median_us > (1 + FOLLOWS_SHARE) * min(readings, default=math.inf)
 
     @contextlib.contextmanager
-    def _ready(
-        self, contenders: Sequence[Contender], sets: int, launches: int = 0
-    ) -> Iterator[dict[Contender, Sampler]]:
+    def _ready(self, contenders: Sequence[Contender], sets: int, launches: int = 0) -> Iterator[dict[Contender, Ready]]:
         """Samplers of the contenders that could be made ready, closed after the block."""
         arguments = self.sets(sets)
-        samplers: dict[Contender, Sampler] = {}
+        samplers: dict[Contender, Ready] = {}
         try:
             for contender in contenders:
-                sampler = self._sampler(contender, arguments, launches or self._launches(contender, sets))
+                count = launches or self._launches(contender, sets)
+                sampler = self._sampler(contender, arguments, count)
                 if sampler is not None:
-                    samplers[contender] = sampler
+                    samplers[contender] = Ready(sampler, count)
             yield samplers
         finally:
-            for sampler in samplers.values():
-                sampler.close()
+            for ready in samplers.values():
+                ready.sampler.close()
 
     def _launches(self, contender: Contender, sets: int) -> int:
         if self._bench.interpreted:
             return 1
-        each = contender.rough_us if math.isfinite(contender.rough_us) else 10.0
-        wanted = int(min(MAX_LAUNCHES, max(5, TARGET_GRAPH_US / each)))
-        return -(-max(wanted, sets) // sets) * sets
+        return _whole_times(sets, int(min(MAX_LAUNCHES, max(5, TARGET_GRAPH_US / _each_us(contender)))))
 
     def _sampler(self, contender: Contender, sets: list[tuple[Any, ...]], launches: int) -> Sampler | None:
         try:
@@ -248,7 +298,7 @@ class Meter:
     # --- what the launches left behind ----------------------------------------------------------------------------
 
     def _compare_leftovers(
-        self, home: Contender, samplers: dict[Contender, Sampler], sets: Sequence[tuple[Any, ...]]
+        self, home: Contender, samplers: Mapping[Contender, Ready], sets: Sequence[tuple[Any, ...]]
     ) -> None:
         """Run each sampler once more and hold its outputs to the reference's; what accumulates cannot be compared."""
         kernel = self._bench.kernel
@@ -257,12 +307,12 @@ class Meter:
         }
         if home not in samplers:
             return
-        self._sample(home, samplers[home])
+        self._sample(home, samplers[home], "")
         expected = {name: as_integers(sets[0][at]).clone() for name, at in positions.items() if sets[0][at] is not None}
-        for contender, sampler in samplers.items():
+        for contender, ready in samplers.items():
             if contender is home or contender.out:
                 continue
-            self._sample(contender, sampler)
+            self._sample(contender, ready, "")
             for arguments in sets[:_CHECKED_SETS]:
                 for name, bytes_ in expected.items():
                     left = as_integers(arguments[positions[name]])
@@ -287,23 +337,14 @@ def _refutation(argument: str, left: torch.Tensor, expected: torch.Tensor) -> Re
     )
 
 
-# --- when to stop -------------------------------------------------------------------------------------------------
+def _each_us(contender: Contender) -> float:
+    """About how long one of its launches takes."""
+    return contender.rough_us if math.isfinite(contender.rough_us) else 10.0
 
 
-def precise(contender: Contender, kind: str) -> bool:
-    """Whether the median of its readings is known to ``PRECISE_SHARE``."""
-    measured = timing(contender.readings(kind))
-    return measured is not None and uncertainty_us(measured) <= PRECISE_SHARE * measured.median_us
-
-
-def in_contention(contender: Contender, racing: Iterable[Contender], kind: str) -> bool:
-    """Whether ``contender`` may still turn out the fastest of ``racing``, with a margin of 5 %."""
-    measured = timing(contender.readings(kind))
-    if contender.out or measured is None:
-        return False
-    known = [timing(other.readings(kind)) for other in racing if not other.out]
-    least = min(other.median_us + 2 * uncertainty_us(other) for other in known if other is not None)
-    return measured.median_us - 2 * uncertainty_us(measured) <= (1 + OUT_OF_CONTENTION_SHARE) * least
+def _whole_times(sets: int, launches: int) -> int:
+    """At least ``launches`` launches that go a whole number of times round ``sets`` sets of arguments."""
+    return -(-max(launches, sets) // sets) * sets
 
 
 # --- one at a time ------------------------------------------------------------------------------------------------

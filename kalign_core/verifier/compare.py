@@ -126,7 +126,7 @@ def first_difference(check: str, argument: str, reference: Buffer, candidate: Bu
         return Refutation(check, "bytes outside the declared elements differ", argument=argument)
     # Of several largest, argmax gives the first.
     flat = int(differing.view(-1).to(torch.uint8).argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), differing.shape))
+    where = _coordinate(flat, differing.shape)
     width = reference.view.element_size() * 2
     mask = (1 << (width * 4)) - 1
     one, other = int(ours[where]) & mask, int(theirs[where]) & mask
@@ -143,6 +143,15 @@ def first_difference(check: str, argument: str, reference: Buffer, candidate: Bu
         compared=ours.numel(),
         ulps=ulps_between(reference.view[where], candidate.view[where]),
     )
+
+
+def _coordinate(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Where element number ``flat`` of a row-major ``shape`` lies; torch's own imports sympy, which takes seconds."""
+    where = []
+    for size in reversed(shape):
+        flat, at = divmod(flat, size)
+        where.append(at)
+    return tuple(reversed(where))
 
 
 def ulps_between(a: torch.Tensor, b: torch.Tensor) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kalign_core.records import Condition, Config, Refutation
 from kalign_core.tuner import decide
 from kalign_core.tuner.failures import Guarded
-from kalign_core.tuner.measure import Contender, Noise
+from kalign_core.tuner.readings import Contender, Noise
 
 QUIET = Noise(0.0, 0.001)
 NOTHING = Condition()
@@ -112,13 +113,57 @@ def test_cold_readings_decide_where_they_are_asked() -> None:
     assert decide.winner(home, None, [rival], "warm", QUIET) is rival
 
 
+# --- two paces ----------------------------------------------------------------------------------------------------
+
+
+def paced(name: str, worked: float, rested: float | None, order: int = 0) -> Contender:
+    """A contender with readings of both paces, or of the first alone."""
+    made = contender(name, worked, order=order)
+    made.rested = [] if rested is None else [rested] * 5
+    return made
+
+
+def test_who_loses_least_at_the_worse_pace_wins() -> None:
+    """Where the clock follows the load, being second at both paces beats being first at one and last at the other."""
+    rivals = [paced("hot", 80.0, 90.0), paced("both", 82.0, 81.0), paced("cool", 90.0, 80.0)]
+    assert chosen(paced("home", 100.0, 100.0), *rivals) == "both"
+    assert chosen(paced("home", 100.0, None), *rivals) == "hot"
+
+
+def test_a_gain_at_one_pace_does_not_pay_for_a_loss_at_the_other() -> None:
+    """Whoever is slower than the reference at one pace, by more than a tie, is not promoted."""
+    home = paced("home", 100.0, 100.0)
+    assert chosen(home, paced("b", 101.0, 90.0)) == "home"
+    assert chosen(home, paced("b", 100.4, 90.0)) == "b"
+
+
+def test_the_average_gain_has_to_pass_the_margin() -> None:
+    """What is gained over both paces together has to exceed 2 %."""
+    home = paced("home", 100.0, 100.0)
+    assert chosen(home, paced("b", 97.0, 99.2)) == "home"
+    assert chosen(home, paced("b", 97.0, 98.9)) == "b"
+
+
+def test_who_was_read_at_one_pace_only_cannot_win() -> None:
+    """A contender without readings of a pace that decides is neither promoted nor kept."""
+    home, gone = paced("home", 100.0, 100.0), paced("gone", 50.0, None)
+    assert chosen(home, gone, paced("b", 90.0, 90.0), stored=gone) == "b"
+
+
 # --- when not to keep it ------------------------------------------------------------------------------------------
 
 STEADY = [100.0, 100.2, 99.9, 100.1, 100.0, 99.8]
 
 
+def read(readings: list[float]) -> Contender:
+    """A reference of which the clock gave these readings."""
+    made = contender("home")
+    made.warm, made.raw = list(readings), {"warm": list(readings)}
+    return made
+
+
 def reason(readings: list[float], before: Condition = NOTHING, after: Condition = NOTHING, noise: Noise = QUIET) -> str:
-    return decide.spoiled(before, after, readings, noise)
+    return decide.spoiled(before, after, read(readings), "warm", noise)
 
 
 def test_a_quiet_race_is_kept() -> None:
@@ -143,6 +188,41 @@ def test_drift_spoils() -> None:
     drifting = [100.0 + i for i in range(10)]
     assert reason(drifting).startswith("the reference drifted by 4.9%")
     assert reason([100.0 + 0.2 * i for i in range(10)]) == ""
+
+
+def test_a_clock_that_follows_the_load_may_move_as_far_itself() -> None:
+    """Where rest makes the reference 10 % faster, a drift of 5 % under load is the device's own; one of 15 % is not."""
+    for step, expected in ((1.0, ""), (3.5, "the reference drifted by")):
+        home = read([100.0 + step * i for i in range(10)])
+        home.warm, home.rested = [105.0] * 10, [95.0] * 10
+        assert decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET).startswith(expected)
+        assert bool(decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET)) == bool(expected)
+
+
+def test_what_all_rounds_share_is_no_spread() -> None:
+    """A device that moves under all alike is not restless; one that moves under the reference alone is."""
+    home = read([100.0, 110.0, 90.0, 100.0, 110.0, 90.0])
+    assert "spread" in decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET)
+    home.warm = list(STEADY)
+    assert decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET) == ""
+
+
+def test_a_broken_reading_is_no_drift() -> None:
+    """Readings of a clock that failed say nothing of the device."""
+    home = read([*STEADY, math.nan])
+    home.warm = list(STEADY)
+    assert decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET) == ""
+
+
+def test_launches_that_wait_spoil_where_nobody_says_who_is_there() -> None:
+    """Replays that take twice as long to come back as they run share the device, unless the driver says they do not."""
+    home, alone = read(STEADY), Condition(foreign_processes=0)
+    home.waits = [1.5] * 10
+    found = decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET)
+    assert found == "launches took 2.5 times as long to come back as they ran"
+    assert decide.spoiled(alone, alone, home, "warm", QUIET) == ""
+    home.waits = [0.3] * 10
+    assert decide.spoiled(NOTHING, NOTHING, home, "warm", QUIET) == ""
 
 
 def test_what_looks_like_drift_by_chance_is_none() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,68 +13,10 @@ import pytest
 from kalign_core.errors import CandidateFailed, DeviceLost
 from kalign_core.hal.base import Sampler, Timer
 from kalign_core.hal.replay import Burst, Clock, ReplayPlatform, Script
-from kalign_core.records import Config, Timing
+from kalign_core.records import Config
 from kalign_core.tuner import measure
-from kalign_core.tuner.failures import Guarded
-from kalign_core.tuner.measure import Contender, Meter
-from kalign_core.verifier.bench import Bench
-from kalign_core.verifier.inputs import CORE_FAMILIES
-from tests.core.tuner_samples import BEST, REFERENCE, SECOND, double_kernel, problem
-
-OTHERS = [REFERENCE.replace(BLOCK=block) for block in (16, 32, 128)]
-
-
-@dataclass
-class Stand:
-    """A meter on a scripted device and contenders to measure with it."""
-
-    script: Script = field(default_factory=Script)
-    pressed: Callable[[], bool] = lambda: False
-
-    def __post_init__(self) -> None:
-        self.use(ReplayPlatform(self.script))
-
-    def use(self, platform: ReplayPlatform) -> None:
-        self.platform, self.bench = platform, Bench(platform, double_kernel, problem(), -1)
-        self.bench.families.update({family.name: family for family in CORE_FAMILIES})
-
-    @property
-    def meter(self) -> Meter:
-        return Meter(self.platform, self.bench, pressed=self.pressed)
-
-    def contender(self, config: Config, order: int = 0) -> Contender:
-        args = self.bench.sample_arguments()
-        launch = Guarded(self.platform.launcher(double_kernel, problem(), config, args))
-        return Contender(config, launch, self.bench.bound(config, launch), ((order,), str(config)))
-
-    def all(self, *configs: Config) -> list[Contender]:
-        return [self.contender(config, number) for number, config in enumerate(configs)]
-
-
-def stand(clock: Clock, **script: Any) -> Stand:
-    return Stand(Script(time_us=clock, **script))
-
-
-# --- numbers ------------------------------------------------------------------------------------------------------
-
-
-def test_a_timing_is_median_and_deviation() -> None:
-    """A timing is the median, the median distance from it, and how many there were."""
-    assert measure.timing([5.0, 1.0, 2.0, 100.0, 3.0]) == Timing(3.0, 2.0, 5)
-    assert measure.timing([]) is None
-
-
-@pytest.mark.parametrize("reading", [0.0, -0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_what_is_no_time(reading: float) -> None:
-    """Zero, negative numbers, NaN and infinity are readings of a clock that failed."""
-    assert not measure.usable(reading)
-
-
-def test_uncertainty_shrinks_with_readings() -> None:
-    """A median is known twice as well from four times the readings, and exactly where they agree."""
-    assert measure.uncertainty_us(Timing(100.0, 1.0, 4)) == 2 * measure.uncertainty_us(Timing(100.0, 1.0, 16))
-    assert measure.uncertainty_us(Timing(100.0, 0.0, 5)) == 0.0
-
+from tests.core.measuring import OTHERS, Stand, stand
+from tests.core.tuner_samples import BEST, REFERENCE, SECOND
 
 # --- rough times --------------------------------------------------------------------------------------------------
 
@@ -94,6 +35,15 @@ def test_rough_readings_are_interleaved() -> None:
     contenders = here.all(BEST, *OTHERS)
     here.meter.rough(contenders, 5, 3)
     assert [contender.rough_us for contender in contenders] == [80.0, 100.0, 100.0, 100.0]
+
+
+def test_rough_readings_are_of_the_kind_that_decides() -> None:
+    """Candidates are ranked cold where cold readings decide, going round all sets of arguments, and warm in decode."""
+    for phase, expected in (("train", 2), ("decode", 1)):
+        here = Stand(Script(time_us=Clock(), model=replace(Script().model, last_level_bytes=64)))
+        here.bench.problem = replace(here.bench.problem, phase=phase)
+        here.meter.rough(here.all(BEST), 5, 3)
+        assert {sets for _, _, sets in here.script.timed} == {expected}
 
 
 def test_who_is_hopeless_is_read_once() -> None:
@@ -146,6 +96,26 @@ def test_the_other_kind_is_taken_briefly() -> None:
     home, rival = here.all(REFERENCE, BEST)
     here.meter.race(home, [rival], 15, "cold")
     assert (len(home.cold), len(home.warm)) == (15, 5)
+
+
+def test_what_moves_all_alike_does_not_count() -> None:
+    """Readings that count are those after what a round had in common is taken out."""
+    waves = [100.0, 120.0, 90.0, 150.0, 110.0]
+    here = stand(Clock({REFERENCE: waves, BEST: [0.8 * w for w in waves], SECOND: [0.9 * w for w in waves]}))
+    home, best, second = here.all(REFERENCE, BEST, SECOND)
+    here.meter.race(home, [best, second], 5, "warm")
+    assert best.raw["warm"] == [0.8 * w for w in waves]
+    assert best.warm == pytest.approx([88.0] * 5)
+
+
+def test_a_broken_reading_is_left_out() -> None:
+    """Zero, negative and NaN readings count for nothing, and the rounds of the others keep their places."""
+    here = stand(Clock(broken={1: 0.0, 4: -5.0, 6: math.nan}))
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 5, "warm")
+    assert len(home.raw["warm"]) == len(best.raw["warm"]) == 5
+    assert sum(map(math.isnan, home.raw["warm"] + best.raw["warm"])) == 3
+    assert home.warm + best.warm == [100.0] * 7
 
 
 def test_noise_is_the_reference_against_itself() -> None:

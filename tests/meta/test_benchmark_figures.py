@@ -1,0 +1,72 @@
+"""What the benchmarks make of their readings: figures that are quoted have to be computed right."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a benchmark by name, with its folder on the path as when it runs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_a_share_is_free_of_what_its_round_has_in_common(benchmark: Callable[[str], Any]) -> None:
+    """Shares compare within rounds: a clock that moves under all alike leaves no deviation."""
+    replay_timing = benchmark("replay_timing")
+
+    found = replay_timing.shares({"a": [100.0, 130.0, 90.0], "b": [200.0, 260.0, 180.0]})
+    assert found["b"][0] / found["a"][0] == pytest.approx(2.0)
+    assert found["a"][1] == pytest.approx(0.0)
+
+
+def test_regret_is_of_the_choice_over_the_best(benchmark: Callable[[str], Any]) -> None:
+    """Regret is how much longer the choice takes than the fastest, and slower means beyond 1 % of the reference."""
+    regret = benchmark("regret")
+
+    readings = {"home": [100.0] * 3, "chosen": [102.0] * 3, "best": [50.0] * 3}
+    found = regret._figures(readings, "home", ["chosen", "best"])
+    assert (found["regret"], found["gain"]) == (pytest.approx(1.04), pytest.approx(100 / 102))
+    assert (found["slower"], found["twins"]) == (True, [pytest.approx(50 / 102)])
+    assert not regret._figures({**readings, "chosen": [100.5] * 3}, "home", ["chosen"])["slower"]
+
+
+def test_the_summary_counts_what_was_asked_for(benchmark: Callable[[str], Any]) -> None:
+    """A problem within its margin counts as within 2 %; those not measured are told apart."""
+    regret = benchmark("regret")
+
+    def row(share: float, **said: Any) -> dict[str, Any]:
+        plain = {
+            "label": "p",
+            "regret": share,
+            "margin": 0.02,
+            "gain": 1.5,
+            "slower": False,
+            "twins": None,
+            "reason": "",
+        }
+        return {**plain, **said}
+
+    rows = [row(0.01), row(0.03), row(0.03, margin=0.04), row(0.07, slower=True, twins=0.03), {"error": "no"}]
+    found = regret.summary(rows)
+    assert (found["problems"], found["not_measured"]) == (4, 1)
+    assert (found["regret_within_2_percent"], found["within_5_percent"], found["regret_at_most"]) == (0.5, 3, 0.07)
+    assert (found["slower_than_the_reference"], found["twins_within_2_percent"]) == (["p"], 0)
+
+
+def test_what_a_step_leaves_out_is_left_out_of_the_summary(benchmark: Callable[[str], Any]) -> None:
+    """Figures of the tuning's cost come from the steps that ended well."""
+    tuning_cost = benchmark("tuning_cost")
+
+    times = {"back_to_back": {"fast": {"over_best": 1.0}, "slow": {"over_best": 1.1}}}
+    found = tuning_cost.summary({"wall_s": 6.0, "config": "slow"}, {"wall_s": 60.0}, times)
+    assert found == {"autotune_over_kalign": 10.0, "kalign_over_best_back_to_back": 1.1}
+    assert tuning_cost.summary({"error": "exit 1"}, {"wall_s": 60.0}, {}) == {}
