@@ -1,0 +1,183 @@
+"""The operator table on a GPU: every case's reference and tuned launch beside its peers, in one run.
+
+Prints one JSON object. ``python benchmarks/operators.py [--group G] [--only TEXT] [--kinds cold,warm] [--peers A,B]
+[--cache DIR] [--untuned]``. Each case is tuned into a cache folder of its own run, its outputs under mode ``off`` and
+``read`` are compared byte for byte, and all calls of a case are timed together: unrolled in graphs, replayed in random
+order, medians. ``share`` is the case's bytes (inputs and outputs, each once) over its time and the bandwidth of a copy
+measured in the same run; cold rotates argument sets past the last-level cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PEERS = ("torch", "torch.compile", "liger")
+
+
+def cases() -> list[Any]:
+    """The cases of every ``cases_*.py`` beside this file."""
+    modules = sorted(path.stem for path in HERE.glob("cases_*.py"))
+    return [case for module in modules for case in importlib.import_module(module).CASES]
+
+
+def measure(case: Any, given: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    """Tune, compare and time one case."""
+    import replay_timing
+    import torch
+
+    row: dict[str, Any] = {"name": case.name, "group": case.group, "moved_bytes": case.moved}
+    if not given.untuned:
+        row["tuning"] = tune(case)
+        row["bits_equal"] = bits_equal(case)
+    calls = {"reference": in_mode("off", case.ours)}
+    if not given.untuned:
+        calls["tuned"] = in_mode("read", case.ours)
+    found, row["left_out"] = peers(case, given.peers)
+    calls |= found
+    row["times"] = {}
+    for kind in given.kinds:
+        timed = replay_timing.compare_us(calls, case.make, kind == "cold")
+        for times in timed.values():
+            times["share"] = round(case.moved / (times["us"] * 1e-6) / bandwidth, 3)
+        row["times"][kind] = timed
+    row |= judged(case, row["times"], "reference" if given.untuned else "tuned", found)
+    torch.cuda.empty_cache()
+    return row
+
+
+def tune(case: Any) -> list[dict[str, str]]:
+    """Tune what the case runs; the problem, the configuration and how it came about, per kernel."""
+    import kalign_core as kalign
+
+    started = time.monotonic()
+    op, arguments = case.tuned()
+    decided = kalign.tune(op, *arguments)
+    print(f"{case.name}: tuned in {time.monotonic() - started:.1f} s", file=sys.stderr)
+    return [
+        {"kernel": d.kernel, "problem": d.problem, "how": d.how, "config": str(d.entry.config if d.entry else d.reason)}
+        for d in decided
+    ]
+
+
+def bits_equal(case: Any) -> bool:
+    """Whether the reference and what was tuned give the same bytes for the same arguments."""
+    from kalign_core.verifier.compare import digest
+
+    arguments = case.make(1)
+    digests = {digest(outputs(in_mode(mode, case.ours)(*arguments))) for mode in ("off", "read")}
+    return len(digests) == 1
+
+
+def outputs(result: Any) -> list[Any]:
+    """The tensors of a result."""
+    return [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
+
+
+def in_mode(mode: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    import kalign_core as kalign
+
+    def run(*arguments: Any) -> Any:
+        with kalign.using(mode=mode):
+            return call(*arguments)
+
+    return run
+
+
+def peers(case: Any, wanted: list[str]) -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
+    """The case's peers that run here, and why the others do not."""
+    import torch
+
+    made: dict[str, Callable[[], Callable[..., Any]]] = dict(case.others)
+    if case.torch is not None:
+        made["torch"] = lambda: case.torch
+    if (case.compiled or case.torch) is not None:
+        made["torch.compile"] = lambda: torch.compile(case.compiled or case.torch, dynamic=False)
+    found, left_out = {}, {}
+    arguments = case.make(0)
+    for name, make in made.items():
+        if name not in wanted:
+            continue
+        try:
+            call = make()
+            call(*arguments)
+            torch.cuda.synchronize()
+            found[name] = call
+        except Exception as error:
+            left_out[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    return found, left_out
+
+
+def judged(case: Any, times: dict[str, Any], ours: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The case's aim with what came of it, and the fastest peer's time over ours."""
+    result: dict[str, Any] = {}
+    for kind, timed in times.items():
+        rivals = {name: timed[name]["us"] for name in found}
+        if rivals:
+            best = min(rivals, key=rivals.__getitem__)
+            result[f"best_peer_{kind}"] = {"name": best, "over_ours": round(rivals[best] / timed[ours]["us"], 3)}
+    if case.aim is not None and case.aim.kind in times:
+        reached = times[case.aim.kind][ours]
+        met = reached["share"] >= case.aim.share if case.aim.share else reached["us"] <= case.aim.us
+        result["aim"] = {"kind": case.aim.kind, "share": case.aim.share, "us": case.aim.us, "met": met}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--group", default="", help="cases of this group")
+    parser.add_argument("--only", default="", help="cases whose name holds one of these texts, separated by commas")
+    parser.add_argument("--kinds", default="cold,warm", type=lambda text: text.split(","))
+    parser.add_argument("--peers", default=",".join(PEERS), type=lambda text: text.split(","))
+    parser.add_argument("--cache", help="folder to tune into; a fresh one by default")
+    parser.add_argument("--untuned", action="store_true", help="the reference alone beside the peers")
+    given = parser.parse_args()
+    os.environ["KALIGN_CACHE_DIR"] = given.cache or tempfile.mkdtemp()
+    import replay_timing
+
+    bandwidth = replay_timing.copy_bandwidth()
+    rows = []
+    for case in cases():
+        wanted = any(text in case.name for text in given.only.split(","))
+        if wanted and given.group in ("", case.group):
+            rows.append(attempt(case, given, bandwidth))
+    made = {"benchmark": "operators", "command": " ".join(sys.argv), "machine": replay_timing.machine(),
+            "copy_tb_per_s": round(bandwidth / 1e12, 3), "cases": rows}  # fmt: skip
+    print(json.dumps(made, indent=1))
+
+
+def attempt(case: Any, given: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
+    """``measure``, with a failure as the case's result, so that one case costs no other; a line of it on stderr."""
+    import torch
+
+    try:
+        row = measure(case, given, bandwidth)
+    except Exception as error:
+        row = {"name": case.name, "group": case.group, "error": f"{type(error).__name__}: {str(error)[:500]}"}
+        torch.cuda.empty_cache()
+    print(line(row), file=sys.stderr)
+    return row
+
+
+def line(row: dict[str, Any]) -> str:
+    """One line of the table: every call's microseconds and share, by kind."""
+    if "error" in row:
+        return f"{row['name']}: {row['error']}"
+    kinds = [
+        f"{kind} " + " ".join(f"{name}={t['us']:.1f}({t['share']:.2f})" for name, t in timed.items())
+        for kind, timed in row["times"].items()
+    ]
+    return f"{row['name']}: " + "; ".join(kinds) + f" equal={row.get('bits_equal')}"
+
+
+if __name__ == "__main__":
+    main()
