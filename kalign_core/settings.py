@@ -36,6 +36,7 @@ class Settings:
     plugins: tuple[str, ...] | None = None
     disabled_plugins: tuple[str, ...] = ()
     strict: bool = False
+    debug_ids: bool = False
     tune_budget_s: float = 600.0
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -46,12 +47,15 @@ def _mode(text: str) -> str:
     return text
 
 
-def _switch(text: str) -> bool:
-    if text.lower() in ("1", "true", "yes", "on"):
-        return True
-    if text.lower() in ("0", "false", "no", "off"):
-        return False
-    raise BadArgument(f"KALIGN_STRICT={text!r} is neither on nor off", fix="export KALIGN_STRICT=1")
+def _switch(variable: str) -> Callable[[str], bool]:
+    def read_switch(text: str) -> bool:
+        if text.lower() in ("1", "true", "yes", "on"):
+            return True
+        if text.lower() in ("0", "false", "no", "off"):
+            return False
+        raise BadArgument(f"{variable}={text!r} is neither on nor off", fix=f"export {variable}=1")
+
+    return read_switch
 
 
 def _folder(text: str) -> Path:
@@ -79,7 +83,10 @@ VARIABLES: Mapping[str, Variable] = {
     "cache_dir": Variable("KALIGN_CACHE_DIR", "folder of the devices' files", "the user's cache folder", _folder),
     "plugins": Variable("KALIGN_PLUGINS", "entry-point names to load, and no others", "all", _names),
     "disabled_plugins": Variable("KALIGN_DISABLE_PLUGINS", "entry-point names not to load", "none", _names),
-    "strict": Variable("KALIGN_STRICT", "1 makes a broken plugin an error", "0", _switch),
+    "strict": Variable("KALIGN_STRICT", "1 makes a broken plugin an error", "0", _switch("KALIGN_STRICT")),
+    "debug_ids": Variable(
+        "KALIGN_DEBUG_IDS", "1 has the device assert that ids are in range", "0", _switch("KALIGN_DEBUG_IDS")
+    ),
     "tune_budget_s": Variable(
         "KALIGN_TUNE_BUDGET_S", "seconds a process may spend on tuning at first execution", "600", _seconds
     ),

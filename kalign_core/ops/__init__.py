@@ -1,4 +1,4 @@
-"""The shared operators: ``ops.swiglu``, ``ops.rms_norm``, ``ops.matmul``; each is called as a function.
+"""The shared operators, ``ops.swiglu`` and its like; each is called as a function, and ``kalign ops`` lists them.
 
 The platform is selected before any kernel is imported: whether kernels are compiled or interpreted is settled when
 they are.
@@ -10,18 +10,46 @@ from kalign_core import hal as _hal  # noqa: F401  # selects the platform first
 from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.ops.base import Operator
+from kalign_core.ops.embedding import Embedding
+from kalign_core.ops.group_advantage import GroupAdvantage
+from kalign_core.ops.grpo_loss import GRPOLoss
 from kalign_core.ops.matmul import Matmul
+from kalign_core.ops.pack import Pack, Unpack
+from kalign_core.ops.ratio_kl import RatioKLOperator
 from kalign_core.ops.rms_norm import RMSNorm
+from kalign_core.ops.rope import Rope
 from kalign_core.ops.swiglu import SwiGLU
 from kalign_core.records import Problem
 
+embedding = Embedding()
+group_advantage = GroupAdvantage()
+grpo_loss = GRPOLoss()
 matmul = Matmul()
+pack = Pack()
+ratio_kl = RatioKLOperator()
 rms_norm = RMSNorm()
+rope = Rope()
 swiglu = SwiGLU()
+unpack = Unpack()
 
-_known: dict[str, Operator] = {op.name: op for op in (swiglu, rms_norm, matmul)}
+_shared: tuple[Operator, ...] = (
+    swiglu,
+    rms_norm,
+    matmul,
+    rope,
+    ratio_kl,
+    grpo_loss,
+    group_advantage,
+    embedding,
+    pack,
+    unpack,
+)
+_known: dict[str, Operator] = {op.name: op for op in _shared}
 
-__all__ = ["matmul", "named", "operators", "register", "rms_norm", "swiglu", "tune_command"]
+__all__ = [
+    "embedding", "group_advantage", "grpo_loss", "matmul", "named", "operators", "pack", "ratio_kl", "register",
+    "rms_norm", "rope", "swiglu", "tune_command", "unpack",
+]  # fmt: skip
 
 
 def operators() -> tuple[Operator, ...]:

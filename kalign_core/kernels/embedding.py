@@ -1,0 +1,98 @@
+"""Embedding: rows of a table by number, and the gradient of the table.
+
+Contract ``embedding/1``. Forward: a copy; a number outside the table gives a row of +0. Backward: a row of the table
+takes the upstream rows of the tokens that named it, in float32, in ascending token order from +0, with one rounding to
+the table's dtype; a row that nobody named is +0. Tokens whose number lies outside the table add nothing.
+"""
+
+import triton
+import triton.language as tl
+
+from kalign_core.declare import Config, cdiv, data, index, kernel, mask, next_power_of_2, powers_of_two, written
+
+KNOBS = {"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)}
+
+
+def wide_tiles(p):
+    """Reference: 16 elements a thread, up to 4,096 a program."""
+    block = max(256, min(4096, next_power_of_2(p.H)))
+    return Config(BLOCK=block, num_warps=max(1, block // 512), num_stages=1, enable_fp_fusion=False)
+
+
+def narrow_tiles(p):
+    """Reference: 8 elements a thread, up to 1,024 a program: most rows of a table are short work."""
+    block = max(256, min(1024, next_power_of_2(p.H)))
+    return Config(UNROLL=8, BLOCK=block, num_warps=block // 256, num_stages=1, enable_fp_fusion=False)
+
+
+@kernel(
+    name="embedding",
+    family="pointwise",
+    contract="embedding/1",
+    dims=("T", "V", "H"),
+    bucket={"T": powers_of_two},
+    rows="T",
+    args={
+        "ids": index("T", bound="V"),
+        "weight": data("V", "H", strides=("weight_stride", 1)),
+        "out": written("T", "H", strides=("out_stride", 1)),
+    },
+    reference=wide_tiles,
+    knobs=KNOBS,
+    grid=lambda p, c: (p.T * cdiv(p.H, c.BLOCK),),
+)
+@triton.jit(do_not_specialize=["T"])
+def embedding_kernel(ids, weight, out, T, V, H, weight_stride, out_stride, BLOCK: tl.constexpr):
+    tiles = tl.cdiv(H, BLOCK)
+    token = (tl.program_id(0) // tiles).to(tl.int64)
+    columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids + token).to(tl.int64)
+    width = tl.where((row >= 0) & (row < V), H, 0)
+    values = tl.load(weight + row * weight_stride + columns, mask=columns < width, other=0.0)
+    tl.store(out + token * out_stride + columns, values, mask=columns < H)
+
+
+@kernel(
+    name="embedding_backward",
+    family="gather",
+    contract="embedding/1",
+    dims=("T", "V", "H"),
+    bucket={"T": powers_of_two},
+    args={
+        "order": index("T", bound="T"),
+        "joined": mask("T"),
+        "place": index("V", bound="T"),
+        "named": mask("V"),
+        "d_out": data("T", "H", strides=("d_out_stride", 1)),
+        "d_weight": written("V", "H", strides=("H", 1), observe="fp32"),
+    },
+    reference=narrow_tiles,
+    knobs={"UNROLL": (1, 4, 8, 16), "BLOCK": (256, 512, 1024, 2048), "num_warps": (1, 2, 4)},
+    grid=lambda p, c: (p.V * cdiv(p.H, c.BLOCK),),
+)
+@triton.jit(do_not_specialize=["T"])
+def embedding_backward_kernel(
+    order, joined, place, named, d_out, d_weight, T, V, H, d_out_stride, UNROLL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """``order`` sorts the tokens by number, ``joined`` says which of them has the number of the one before it,
+    ``place`` is where a number's tokens begin, if it is ``named`` at all.
+    """
+    tiles = tl.cdiv(H, BLOCK)
+    number = (tl.program_id(0) // tiles).to(tl.int64)
+    columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    at = tl.load(place + number).to(tl.int64)
+    # How much of the next row to add: all of it, or nothing where it is no row of this number.
+    width = tl.where(tl.load(named + number) != 0, H, 0)
+    while width > 0:
+        # Several rows' loads are under way before the first is added; nothing is +0.
+        for step in tl.static_range(UNROLL):
+            here = tl.minimum(at + step, T - 1)
+            if step > 0:
+                width = tl.where((at + step < T) & (tl.load(joined + here) != 0), width, 0)
+            row = tl.load(order + here).to(tl.int64)
+            values = tl.load(d_out + row * d_out_stride + columns, mask=columns < width, other=0.0)
+            total += values.to(tl.float32)
+        at += UNROLL
+        width = tl.where((at < T) & (tl.load(joined + tl.minimum(at, T - 1)) != 0), width, 0)
+    tl.store(d_weight + number * H + columns, total.to(d_weight.dtype.element_ty), mask=columns < H)

@@ -1,0 +1,48 @@
+"""What kernels over a batch of token sequences share: which tile a program has, and tiles that need no mask.
+
+Numbers of sequences and of tokens change from step to step, so neither is specialised on, and a mask made of one forbids
+the compiler to load several elements at once. A tile that lies inside its row takes none.
+"""
+
+import triton
+import triton.language as tl
+
+from kalign_core.declare import cdiv
+
+
+def tiles_of_sequences(p, c):
+    """One program per tile of a sequence, sequences outermost; a single axis, since the others stop at 65,535."""
+    return (p.B * cdiv(p.S, c.BLOCK),)
+
+
+@triton.jit
+def tile_of(S, BLOCK: tl.constexpr):
+    """Sequence and first token of this program's tile."""
+    tiles = tl.cdiv(S, BLOCK)
+    program = tl.program_id(0)
+    return (program // tiles).to(tl.int64), (program % tiles) * BLOCK
+
+
+@triton.jit
+def load_floats(pointers, inside):
+    """Numbers in float32; ``inside`` is None where all of them are there."""
+    if inside is None:
+        return tl.load(pointers).to(tl.float32)
+    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def load_mask(pointers, inside):
+    """Which tokens count; none behind the end of a row."""
+    if inside is None:
+        return tl.load(pointers) != 0
+    return tl.load(pointers, mask=inside, other=0) != 0
+
+
+@triton.jit
+def store_rounded(pointers, values, inside):
+    """Store ``values`` in the pointers' dtype."""
+    if inside is None:
+        tl.store(pointers, values.to(pointers.dtype.element_ty))
+    else:
+        tl.store(pointers, values.to(pointers.dtype.element_ty), mask=inside)

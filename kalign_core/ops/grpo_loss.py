@@ -1,0 +1,229 @@
+"""``grpo_loss(logp, old_logp, ref_logp, advantages, mask, ...)``; contract in ``kernels/grpo_loss.py``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from kalign_core import context
+from kalign_core.declare import cdiv
+from kalign_core.errors import BadArgument, UnknownName
+from kalign_core.kernels.grpo_loss import (
+    TOKENS,
+    grpo_loss_backward_kernel,
+    grpo_loss_blocks_kernel,
+    grpo_loss_fold_kernel,
+)
+from kalign_core.ops.autograd import first_order
+from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor
+from kalign_core.ops.tokens import DTYPES, as_bytes, check_constants, check_tokens, sequences, stride_of
+from kalign_core.problems import one_device
+
+REDUCTIONS = ("token", "sequence", "fixed")  # numbered as the kernel numbers them
+
+
+class Tokens(NamedTuple):
+    """The tensors of one call, as they were given."""
+
+    logp: torch.Tensor
+    old_logp: torch.Tensor
+    ref_logp: torch.Tensor | None
+    advantages: torch.Tensor
+    mask: torch.Tensor | None
+
+
+class Numbers(NamedTuple):
+    """The numbers of one call: the ratio's bounds, the penalty's weight, how tokens are averaged."""
+
+    low: float
+    high: float
+    beta: float
+    reduction: str
+    length: int
+
+
+class GRPOLoss(Operator):
+    """``grpo_loss(logp, old_logp, ref_logp, advantages, mask, ...)``: a scalar in float32, to be minimised.
+
+    logp, old_logp, ref_logp: ``(B S)`` or ``(T)``, log-probabilities of sampled tokens under the policy, the policy
+    that sampled and a reference (None where ``beta`` is 0); advantages: ``(B)``, one for each sequence, or one for each
+    token; mask: boolean, which tokens count, all where None. Per token, with ``r = exp(logp - old_logp)`` and
+    ``x = ref_logp - logp``::
+
+        beta * (exp(x) - 1 - x) - min(r * A, clip(r, 1 - clip_low, 1 + clip_high) * A)
+
+    ``reduction``: ``token``, the mean over all tokens (DAPO, arXiv 2503.14476, which also parts ``clip_low`` from
+    ``clip_high``); ``sequence``, the mean over sequences of each one's mean (GRPO, arXiv 2402.03300); ``fixed``, the
+    sum over tokens by ``length`` times the number of sequences (Dr. GRPO, arXiv 2503.20783). Sequences without a token
+    do not count, and without any token the loss is 0.
+
+    float32, bfloat16, float16, computed in float32. The sum's tree depends on where tokens stand in their sequence and
+    sequences in the batch, on nothing else: masked tokens and sequences at the end change no bit. A masked token has
+    gradient +0, whatever its inputs are. Gradients of logp alone. Any row stride. Raises ``BadArgument`` for shapes,
+    dtypes and numbers that make no sense and for other inputs that ask for a gradient, ``UnknownName`` for another
+    reduction, ``MixedDevices``.
+    """
+
+    name: ClassVar[str] = "grpo_loss"
+    kernels = (grpo_loss_blocks_kernel, grpo_loss_fold_kernel, grpo_loss_backward_kernel)
+    dims = ("B", "S")
+    dtypes = DTYPES
+    shapes = ({"B": 64, "S": 8192},)
+    small_shapes = ({"B": 2, "S": 256},)
+
+    def __call__(
+        self,
+        logp: torch.Tensor,
+        old_logp: torch.Tensor,
+        ref_logp: torch.Tensor | None,
+        advantages: torch.Tensor,
+        mask: torch.Tensor | None = None,
+        clip_low: float = 0.2,
+        clip_high: float = 0.2,
+        beta: float = 0.04,
+        reduction: str = "token",
+        length: int | None = None,
+    ) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            return eager(  # type: ignore[no-any-return]  # what this returns
+                self, logp, old_logp, ref_logp, advantages, mask, clip_low, clip_high, beta, reduction, length
+            )
+        tokens = Tokens(logp, old_logp, ref_logp, advantages, mask)
+        _check(tokens)
+        numbers = _numbers(clip_low, clip_high, beta, reduction, length)
+        if ref_logp is None and beta:
+            raise BadArgument(f"grpo_loss: beta={beta} without ref_logp", fix="beta=0.0, or pass ref_logp")
+        if logp.requires_grad and torch.is_grad_enabled():
+            return _GRPOLoss.apply(*tokens, numbers)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
+        return forward(tokens, numbers)[0]
+
+    def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
+        shape = (sizes["B"], sizes["S"])
+        logp, old, ref = (random_tensor(shape, dtype, seed + i, device) for i in range(3))
+        advantages = random_tensor(shape[:1], dtype, seed + 3, device)
+        return logp.requires_grad_(), old, ref, advantages, random_tensor(shape, "fp32", seed + 4, device) < 1
+
+    def oracle(self, *args: Any) -> torch.Tensor:
+        given = (*args, *(None, 0.2, 0.2, 0.04, "token", None)[len(args) - 4 :])
+        logp, old, ref, advantages, mask, clip_low, clip_high, beta, reduction, length = given
+        kept = torch.ones_like(logp, dtype=torch.bool) if mask is None else mask
+        kept, p = kept.view(-1, kept.shape[-1]), logp.double().view(-1, logp.shape[-1])
+        a = (advantages if advantages.shape == logp.shape else advantages.unsqueeze(-1)).double()
+        ratio = torch.exp(p - old.double())
+        losses = -torch.minimum(ratio * a, ratio.clamp(1 - clip_low, 1 + clip_high) * a)
+        if ref is not None:
+            x = ref.double() - p
+            losses = losses + beta * (torch.expm1(x) - x)
+        losses, counts = torch.where(kept, losses, 0.0), kept.sum(1)
+        if reduction == "sequence":
+            return (losses.sum(1) / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+        whole = counts.sum() if reduction == "token" else (counts > 0).sum() * length
+        return losses.sum() / whole.clamp(min=1)
+
+
+def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The operator without gradients: the loss, the tokens of each sequence ``(B)``, and what the sum was divided by."""
+    device = tokens.logp.device
+    rows, strides = _rows(tokens)
+    batch, width = rows[0].shape
+    blocks = cdiv(width, TOKENS)
+    loss, denominator = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
+    counted = torch.empty(batch, dtype=torch.int32, device=device)
+    if tokens.logp.numel() == 0:
+        return loss.zero_(), counted.zero_(), denominator.zero_()
+    sums = torch.empty((batch, blocks), dtype=torch.float32, device=device)
+    counts = torch.empty((batch, blocks), dtype=torch.int32, device=device)
+    bounds = (numbers.low, numbers.high, numbers.beta)
+    launch(grpo_loss_blocks_kernel, *rows, sums, counts, batch, width, *strides, blocks, *bounds)
+    reduction = REDUCTIONS.index(numbers.reduction)
+    launch(
+        grpo_loss_fold_kernel, sums, counts, loss, counted, denominator, batch, blocks, reduction, numbers.length
+    )  # fmt: skip
+    return loss, counted, denominator
+
+
+def backward(
+    tokens: Tokens, numbers: Numbers, counted: torch.Tensor, denominator: torch.Tensor, d_loss: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
+    d_logp = torch.empty(tokens.logp.shape, dtype=tokens.logp.dtype, device=tokens.logp.device)
+    if d_logp.numel() == 0:
+        return d_logp
+    rows, strides = _rows(tokens)
+    out = sequences("grpo_loss", "gradient", d_logp)
+    launch(
+        grpo_loss_backward_kernel, *rows, counted if numbers.reduction == "sequence" else None, denominator, d_loss,
+        out, *out.shape, *strides, out.stride(0), numbers.low, numbers.high, numbers.beta,
+    )  # fmt: skip
+    return d_logp
+
+
+def _rows(tokens: Tokens) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """The kernels' inputs in their order, and the row strides of those that have rows."""
+    p, old, ref, mask = (
+        None if t is None else sequences("grpo_loss", "logp", t)
+        for t in (tokens.logp, tokens.old_logp, tokens.ref_logp, as_bytes(tokens.mask))
+    )
+    each = one = None
+    if tokens.advantages.shape == tokens.logp.shape:
+        each = sequences("grpo_loss", "advantages", tokens.advantages)
+    else:
+        one = tokens.advantages.contiguous()
+    return (p, old, ref, one, each, mask), tuple(stride_of(t) for t in (p, old, ref, each, mask))
+
+
+def _check(tokens: Tokens) -> None:
+    logp, old_logp, ref_logp, advantages, mask = tokens
+    check_tokens("grpo_loss", mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
+    one_device("grpo_loss", {"logp": logp, "advantages": advantages})
+    check_dtype("grpo_loss", "advantages", advantages, DTYPES)
+    if advantages.shape not in (logp.shape, logp.shape[:-1]) or not advantages.dim():
+        raise BadArgument(
+            f"grpo_loss: advantages are {tuple(advantages.shape)}, logp is {tuple(logp.shape)}",
+            why="one for each sequence (B), or one for each token",
+        )
+    check_constants("grpo_loss", old_logp=old_logp, ref_logp=ref_logp, advantages=advantages)
+
+
+def _numbers(clip_low: float, clip_high: float, beta: float, reduction: str, length: int | None) -> Numbers:
+    if reduction not in REDUCTIONS:
+        raise UnknownName("reduction", reduction, REDUCTIONS)
+    for name, value in (("clip_low", clip_low), ("clip_high", clip_high), ("beta", beta)):
+        if not isinstance(value, (int, float)) or not value >= 0:
+            raise BadArgument(f"grpo_loss: {name}={value!r} is no number from 0 on", fix=f"{name}=0.2")
+    if (length is not None) != (reduction == "fixed"):
+        raise BadArgument(
+            f"grpo_loss: length={length} with reduction={reduction!r}",
+            why="length is what the fixed mean divides by, and that alone",
+            fix="reduction='fixed', length=8192" if length is None else f"reduction='fixed', length={length}",
+        )
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise BadArgument(f"grpo_loss: length={length!r} is no number of tokens", fix="length=8192")
+    return Numbers(1.0 - clip_low, 1.0 + clip_high, float(beta), reduction, length or 0)
+
+
+class _GRPOLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logp: torch.Tensor,
+        old_logp: torch.Tensor,
+        ref_logp: torch.Tensor | None,
+        advantages: torch.Tensor,
+        mask: torch.Tensor | None,
+        numbers: Numbers,
+    ) -> torch.Tensor:
+        tokens = Tokens(logp, old_logp, ref_logp, advantages, mask)
+        loss, counted, denominator = forward(tokens, numbers)
+        ctx.save_for_backward(*tokens, counted, denominator)
+        ctx.call, ctx.numbers = context.current(), numbers
+        return loss
+
+    @staticmethod
+    @first_order("grpo_loss")
+    def backward(ctx: Any, d_loss: torch.Tensor) -> Any:
+        *tokens, counted, denominator = ctx.saved_tensors
+        with context.restored(ctx.call):
+            d_logp = backward(Tokens(*tokens), ctx.numbers, counted, denominator, d_loss)
+        return d_logp, None, None, None, None, None
