@@ -40,9 +40,7 @@ def whole_groups(p):
     grid=lambda p, c: (cdiv(p.B, c.ROWS),),
 )
 @triton.jit(do_not_specialize=["B"])
-def group_advantage_kernel(
-    rewards, out, B, G, normalise, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr
-):
+def group_advantage_kernel(rewards, out, B, G, normalise, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < B)[:, None] & (columns < G)[None, :]

@@ -51,9 +51,10 @@ def _surrogate(p, old, advantage, low, high):
 @triton.jit
 def _advantage(advantages, token_advantages, row, columns, inside):
     if token_advantages is None:
-        return tl.load(advantages + row).to(tl.float32)
+        advantage = tl.load(advantages + row).to(tl.float32)
     else:
-        return load_floats(token_advantages + columns, inside)
+        advantage = load_floats(token_advantages + columns, inside)
+    return advantage
 
 
 @triton.jit
@@ -92,7 +93,7 @@ def _token_losses(
         "sums": written("B", "S/1024", strides=("blocks_stride", 1)),
         "counts": written("B", "S/1024", strides=("blocks_stride", 1)),
     },
-    reference=Config(BLOCKS=1, TOKENS=TOKENS, LOG2=10, num_warps=4, num_stages=1, enable_fp_fusion=False),
+    reference=Config(BLOCKS=1, TOKENS=TOKENS, LOG2=10, num_warps=8, num_stages=1, enable_fp_fusion=False),
     knobs={"BLOCKS": (1, 2, 4), "num_warps": (1, 2, 4, 8)},
     grid=lambda p, c: (p.B * cdiv(p.S, c.BLOCKS * TOKENS),),
 )
@@ -220,7 +221,7 @@ def _gradient(
         "d_loss": data(strides=()),
         "d_logp": written("B", "S", strides=("d_logp_stride", 1), observe="fp32"),
     },
-    reference=Config(BLOCK=1024, num_warps=4, num_stages=1, enable_fp_fusion=False),
+    reference=Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False),
     knobs={"BLOCK": (256, 512, 1024, 2048, 4096), "num_warps": (1, 2, 4, 8)},
     grid=tiles_of_sequences,
 )

@@ -15,7 +15,8 @@ from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
 KNOBS = {"BLOCK": (256, 512, 1024, 2048, 4096), "num_warps": (1, 2, 4, 8)}
-REFERENCE = Config(BLOCK=1024, num_warps=4, num_stages=1, enable_fp_fusion=False)
+# Four elements a thread: masks of bytes and numbers of four are then loaded in the same layout.
+REFERENCE = Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False)
 
 
 @triton.jit

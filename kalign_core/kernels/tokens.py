@@ -1,7 +1,7 @@
 """What kernels over a batch of token sequences share: which tile a program has, and tiles that need no mask.
 
-Numbers of sequences and of tokens change from step to step, so neither is specialised on, and a mask made of one forbids
-the compiler to load several elements at once. A tile that lies inside its row takes none.
+Numbers of sequences and of tokens change from step to step, so neither is specialised on, and a mask made of one
+forbids the compiler to load several elements at once. A tile that lies inside its row takes none.
 """
 
 import triton
@@ -27,16 +27,20 @@ def tile_of(S, BLOCK: tl.constexpr):
 def load_floats(pointers, inside):
     """Numbers in float32; ``inside`` is None where all of them are there."""
     if inside is None:
-        return tl.load(pointers).to(tl.float32)
-    return tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+        values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=inside, other=0.0)
+    return values.to(tl.float32)
 
 
 @triton.jit
 def load_mask(pointers, inside):
     """Which tokens count; none behind the end of a row."""
     if inside is None:
-        return tl.load(pointers) != 0
-    return tl.load(pointers, mask=inside, other=0) != 0
+        values = tl.load(pointers)
+    else:
+        values = tl.load(pointers, mask=inside, other=0)
+    return values != 0
 
 
 @triton.jit

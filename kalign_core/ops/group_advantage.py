@@ -48,9 +48,9 @@ class GroupAdvantage(Operator):
         centred = groups - groups.mean(1, keepdim=True)
         if normalise and group_size > 1:
             centred = centred / groups.std(1, keepdim=True)
-        return torch.where(groups == groups[:, :1], True, False).all(1, keepdim=True).logical_not() * centred.nan_to_num(
-            0.0
-        ).view(-1, group_size)
+        return torch.where(groups == groups[:, :1], True, False).all(
+            1, keepdim=True
+        ).logical_not() * centred.nan_to_num(0.0).view(-1, group_size)
 
 
 def forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:

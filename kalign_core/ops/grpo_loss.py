@@ -123,7 +123,7 @@ class GRPOLoss(Operator):
 
 
 def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator without gradients: the loss, the tokens of each sequence ``(B)``, and what the sum was divided by."""
+    """The operator without gradients: the loss, every sequence's tokens ``(B)``, and what the sum was divided by."""
     device = tokens.logp.device
     rows, strides = _rows(tokens)
     batch, width = rows[0].shape

@@ -38,9 +38,7 @@ class Pack(Operator):
     shapes = ({"B": 64, "S": 1024, "F": 4096},)
     small_shapes = ({"B": 2, "S": 4, "F": 256},)
 
-    def __call__(
-        self, padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str = "right"
-    ) -> torch.Tensor:
+    def __call__(self, padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str = "right") -> torch.Tensor:
         if torch.compiler.is_compiling():
             return eager(self, padded, cu_seqlens, total, side)  # type: ignore[no-any-return]  # what this returns
         _check("pack", "padded", padded, cu_seqlens, total, side)

@@ -83,9 +83,7 @@ class RatioKLOperator(Operator):
             torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
 
-def forward(
-    logp: torch.Tensor, old_logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor | None
-) -> RatioKL:
+def forward(logp: torch.Tensor, old_logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor | None) -> RatioKL:
     """The operator without gradients."""
     results = RatioKL(*(torch.empty(logp.shape, dtype=logp.dtype, device=logp.device) for _ in range(4)))
     if logp.numel():

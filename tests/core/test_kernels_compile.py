@@ -31,6 +31,15 @@ SMALLEST = "gfx942"  # the supported device with the least shared memory, 64 KiB
 SMALLEST_SHARED_BYTES = 65536
 MOST_WARPS = 16
 CANONICAL = ("rms_norm", "rms_norm_backward")
+
+
+class InterleavedRope(type(ops.rope)):  # type: ignore[misc]  # the operator's own class
+    """The operator with its other choice of pairs."""
+
+    def inputs(self, *args: Any) -> tuple[Any, ...]:
+        return (*super().inputs(*args), True)
+
+
 CALLS: dict[str, tuple[Any, dict[str, int], str]] = {
     "swiglu": (ops.swiglu, {"T": 4, "F": 12288}, "bf16"),
     "swiglu of single elements": (ops.swiglu, {"T": 1, "F": 1}, "fp32"),
@@ -38,6 +47,20 @@ CALLS: dict[str, tuple[Any, dict[str, int], str]] = {
     "rms_norm of heads": (ops.rms_norm, {"T": 4, "H": 128}, "fp16"),
     "rms_norm of single elements": (ops.rms_norm, {"T": 4, "H": 1}, "fp32"),
     "rms_norm of the longest rows": (ops.rms_norm, {"T": 1, "H": 65536}, "fp32"),
+    "rope": (ops.rope, {"T": 4, "HEADS": 40, "D": 128}, "bf16"),
+    "rope of one pair": (ops.rope, {"T": 1, "HEADS": 1, "D": 2}, "fp32"),
+    "rope of pairs side by side": (InterleavedRope(), {"T": 4, "HEADS": 3, "D": 96}, "bf16"),
+    "ratio_kl": (ops.ratio_kl, {"B": 2, "S": 2048}, "fp32"),
+    "ratio_kl of single tokens": (ops.ratio_kl, {"B": 1, "S": 1}, "bf16"),
+    "grpo_loss": (ops.grpo_loss, {"B": 4, "S": 2048}, "fp32"),
+    "grpo_loss of single tokens": (ops.grpo_loss, {"B": 1, "S": 1}, "bf16"),
+    "group_advantage": (ops.group_advantage, {"B": 4, "G": 16}, "fp32"),
+    "group_advantage of one": (ops.group_advantage, {"B": 1, "G": 1}, "fp32"),
+    "group_advantage of the largest groups": (ops.group_advantage, {"B": 1, "G": 65536}, "fp32"),
+    "embedding": (ops.embedding, {"T": 4, "V": 8, "H": 4096}, "bf16"),
+    "embedding of single elements": (ops.embedding, {"T": 1, "V": 1, "H": 1}, "fp32"),
+    "pack": (ops.pack, {"B": 2, "S": 4, "F": 4096}, "bf16"),
+    "pack of single elements": (ops.pack, {"B": 1, "S": 1, "F": 1}, "fp32"),
     "matmul": (ops.matmul, {"M": 4, "N": 256, "K": 128}, "bf16"),
     "matmul of single elements": (ops.matmul, {"M": 1, "N": 1, "K": 1}, "fp16"),
 }
