@@ -198,27 +198,19 @@ def _grpo_loss(b: int, s: int, dtype: torch.dtype, mean: str = "token") -> Case:
 def _grpo_loss_backward(b: int, s: int, dtype: torch.dtype) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         logp, old, ref, mask = _policies(b, s, 5 * seed, dtype)
-        count = mask.sum()
-        return (
-            logp,
-            old,
-            ref,
-            normals(b, seed=5 * seed + 4, dtype=dtype),
-            mask,
-            count.float(),
-            torch.ones_like(count, dtype=torch.float32),
-        )
+        advantages, d = normals(b, seed=5 * seed + 4, dtype=dtype), torch.ones((), device=DEVICE)
+        return logp, old, ref, advantages, mask, 1.0 / mask.sum(), d
 
-    def formula(logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, count: Any, d: Any) -> Any:
+    def formula(logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, share: Any, d: Any) -> Any:
         p, a = logp.float(), advantages.float().unsqueeze(1)
         ratio, x = torch.exp(p - old.float()), ref.float() - p
         plain, clipped = ratio * a, ratio.clamp(0.8, 1.2) * a
         slope = BETA * (1 - torch.exp(x)) - torch.where(clipped < plain, 0.0, plain)
-        return torch.where(mask, d / count * slope, 0.0).to(logp.dtype)
+        return torch.where(mask, d * share * slope, 0.0).to(logp.dtype)
 
-    def ours(logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, count: Any, d: Any) -> Any:
+    def ours(logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, share: Any, d: Any) -> Any:
         tokens = Tokens(logp, old, ref, advantages, mask)
-        return grpo_loss_backward_of(tokens, MEANS["token"], count, count, d)
+        return grpo_loss_backward_of(tokens, MEANS["token"], None, share, d)
 
     return Case(
         "pointwise", "grpo_loss", f"backward {NAMES[dtype]}", {"B": b, "S": s}, make,

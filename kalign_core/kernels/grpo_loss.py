@@ -12,14 +12,15 @@ sequences that have one:
 ``token: div_rn(sum, N)``; ``sequence: div_rn(sum of div_rn(sequence's sum, its tokens), n)``;
 ``fixed: div_rn(sum, n * length)``; all +0 where there is no token.
 
-Backward: ``w = div_rn(d, N)``, ``div_rn(div_rn(d, its tokens), n)`` or ``div_rn(d, n * length)``;
-``g = r * A`` where ``not c * A < r * A``, else +0; ``d_p = round(w * (beta * slope(x) - g))``.
+Backward: ``w = d * share`` with ``share = div_rn(1, what the sum is divided by)``, and by sequences
+``w = (d * share) * div_rn(1, its tokens)``; ``g = r * A`` where ``not c * A < r * A``, else +0;
+``d_p = round(w * (beta * slope(x) - g))``.
 """
 
 import triton
 import triton.language as tl
 
-from kalign_core.declare import Config, cdiv, data, index, kernel, mask, powers_of_two, side_output, written
+from kalign_core.declare import Config, cdiv, data, kernel, mask, powers_of_two, side_output, written
 from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.pairs import pair_sum
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
@@ -28,7 +29,6 @@ from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, ti
 TOKENS = 1024
 FOLD_BLOCKS = 16
 FOLD_ROWS = 64
-TOKEN, SEQUENCE, FIXED = 0, 1, 2
 BUCKET = {"B": powers_of_two, "S": powers_of_two}
 TOKEN_ARGS = {
     "logp": data("B", "S", strides=("logp_stride", 1)),
@@ -60,25 +60,24 @@ def _advantage(advantages, token_advantages, row, columns, inside):
 @triton.jit
 def _token_losses(
     logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, inside, low, high, beta,
-    BLOCKS: tl.constexpr, TOKENS: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    """Sums and counts of this program's blocks."""
+    """What each token adds to the sum and to the count."""
     p = load_floats(logp + columns, inside)
     old = load_floats(old_logp + columns, inside)
     advantage = _advantage(advantages, token_advantages, row, columns, inside)
     plain, clipped = _surrogate(p, old, advantage, low, high)
-    loss = -tl.where(clipped < plain, clipped, plain)
+    least = tl.where(clipped < plain, clipped, plain)
     if ref_logp is not None:
-        loss = beta * k3_of(load_floats(ref_logp + columns, inside) - p) + loss
+        loss = beta * k3_of(load_floats(ref_logp + columns, inside) - p) - least
+    else:
+        loss = -least
     if keep is not None:
         kept = load_mask(keep + columns, inside)
     elif inside is not None:
         kept = inside
     else:
         kept = columns >= 0
-    sums = pair_sum(tl.reshape(tl.where(kept, loss, 0.0), (BLOCKS, TOKENS)), BLOCKS, LOG2)
-    counts = pair_sum(tl.reshape(kept.to(tl.int32), (BLOCKS, TOKENS)), BLOCKS, LOG2)
-    return sums, counts
+    return tl.where(kept, loss, 0.0), kept.to(tl.int32)
 
 
 @kernel(
@@ -114,15 +113,15 @@ def grpo_loss_blocks_kernel(
         keep += row * keep_stride
     columns = first + tl.arange(0, BLOCKS * TOKENS)
     if first + BLOCKS * TOKENS <= S:
-        total, count = _token_losses(
-            logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, None, low, high, beta,
-            BLOCKS, TOKENS, LOG2,
-        )  # fmt: skip
+        losses, kept = _token_losses(
+            logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, None, low, high, beta
+        )
     else:
-        total, count = _token_losses(
-            logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, columns < S, low, high, beta,
-            BLOCKS, TOKENS, LOG2,
-        )  # fmt: skip
+        losses, kept = _token_losses(
+            logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, columns < S, low, high, beta
+        )
+    total = pair_sum(tl.reshape(losses, (BLOCKS, TOKENS)), BLOCKS, LOG2)
+    count = pair_sum(tl.reshape(kept, (BLOCKS, TOKENS)), BLOCKS, LOG2)
     blocks = first // TOKENS + tl.arange(0, BLOCKS)
     there = blocks < tl.cdiv(S, TOKENS)
     tl.store(sums + row * blocks_stride + blocks, total, mask=there)
@@ -153,8 +152,8 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
         "sums": data("B", "BLOCKS", strides=("BLOCKS", 1)),
         "counts": mask("B", "BLOCKS", strides=("BLOCKS", 1)),
         "loss": written(strides=()),
-        "tokens": side_output("B"),
-        "denominator": side_output(strides=()),
+        "shares": side_output("B"),
+        "share": side_output(strides=()),
     },
     reference=Config(
         ROWS=FOLD_ROWS, ROWS_LOG2=6, COLS=FOLD_BLOCKS, COLS_LOG2=4, num_warps=4, num_stages=1, enable_fp_fusion=False
@@ -164,30 +163,30 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
 )
 @triton.jit(do_not_specialize=["B", "BLOCKS"])
 def grpo_loss_fold_kernel(
-    sums, counts, loss, tokens, denominator, B, BLOCKS, reduction, length,
+    sums, counts, loss, shares, share, B, BLOCKS, length,
     ROWS: tl.constexpr, ROWS_LOG2: tl.constexpr, COLS: tl.constexpr, COLS_LOG2: tl.constexpr,
 ):  # fmt: skip
+    """By sequences where ``shares`` is there, fixed where ``length`` is not 0, else by tokens."""
     # Vectors of one element: what is stored to the two scalars.
     total = tl.zeros((1,), tl.float32)
-    all_tokens = tl.zeros((1,), tl.int32)
+    tokens = tl.zeros((1,), tl.int32)
     sequences = tl.zeros((1,), tl.int32)
     for first in range(0, B, ROWS):
-        rows = (first + tl.arange(0, ROWS)).to(tl.int64)
+        rows = first + tl.arange(0, ROWS)
         sum, count = _sequences(sums, counts, rows, B, BLOCKS, ROWS, COLS, COLS_LOG2)
-        tl.store(tokens + rows, count, mask=rows < B)
-        if reduction == 1:
-            sum = tl.where(count > 0, tl.div_rn(sum, count.to(tl.float32)), 0.0)
+        if shares is not None:
+            width = count.to(tl.float32)
+            tl.store(shares + rows, tl.where(count > 0, tl.div_rn(1.0, width), 0.0), mask=rows < B)
+            sum = tl.where(count > 0, tl.div_rn(sum, width), 0.0)
         total += pair_sum(tl.reshape(sum, (1, ROWS)), 1, ROWS_LOG2)
-        all_tokens += pair_sum(tl.reshape(count, (1, ROWS)), 1, ROWS_LOG2)
+        tokens += pair_sum(tl.reshape(count, (1, ROWS)), 1, ROWS_LOG2)
         sequences += pair_sum(tl.reshape((count > 0).to(tl.int32), (1, ROWS)), 1, ROWS_LOG2)
     divisor = sequences.to(tl.float32)
-    if reduction == 0:
-        divisor = all_tokens.to(tl.float32)
-    if reduction == 2:
-        divisor = divisor * tl.cast(length, tl.float32)
+    if shares is None:
+        divisor = tl.where(length > 0, divisor * tl.cast(length, tl.float32), tokens.to(tl.float32))
     only = tl.arange(0, 1)
-    tl.store(loss + only, tl.where(all_tokens > 0, tl.div_rn(total, divisor), 0.0))
-    tl.store(denominator + only, divisor)
+    tl.store(loss + only, tl.where(tokens > 0, tl.div_rn(total, divisor), 0.0))
+    tl.store(share + only, tl.where(tokens > 0, tl.div_rn(1.0, divisor), 0.0))
 
 
 @triton.jit
@@ -198,9 +197,11 @@ def _gradient(
     old = load_floats(old_logp + columns, inside)
     advantage = _advantage(advantages, token_advantages, row, columns, inside)
     plain, clipped = _surrogate(p, old, advantage, low, high)
-    slope = -tl.where(clipped < plain, 0.0, plain)
+    gain = tl.where(clipped < plain, 0.0, plain)
     if ref_logp is not None:
-        slope = beta * k3_slope(load_floats(ref_logp + columns, inside) - p) + slope
+        slope = beta * k3_slope(load_floats(ref_logp + columns, inside) - p) - gain
+    else:
+        slope = -gain
     result = weight * slope
     if keep is not None:
         result = tl.where(load_mask(keep + columns, inside), result, 0.0)
@@ -216,18 +217,18 @@ def _gradient(
     rows="B",
     args={
         **TOKEN_ARGS,
-        "tokens": index("B", bound="S"),
-        "denominator": data(strides=()),
+        "shares": data("B"),
+        "share": data(strides=()),
         "d_loss": data(strides=()),
         "d_logp": written("B", "S", strides=("d_logp_stride", 1), observe="fp32"),
     },
     reference=Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False),
-    knobs={"BLOCK": (256, 512, 1024, 2048, 4096), "num_warps": (1, 2, 4, 8)},
+    knobs={"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)},
     grid=tiles_of_sequences,
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def grpo_loss_backward_kernel(
-    logp, old_logp, ref_logp, advantages, token_advantages, keep, tokens, denominator, d_loss, d_logp, B, S,
+    logp, old_logp, ref_logp, advantages, token_advantages, keep, shares, share, d_loss, d_logp, B, S,
     logp_stride, old_stride, ref_stride, advantages_stride, keep_stride, d_logp_stride, low, high, beta,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -241,10 +242,9 @@ def grpo_loss_backward_kernel(
     if keep is not None:
         keep += row * keep_stride
     d_logp += row * d_logp_stride
-    weight = tl.load(d_loss).to(tl.float32)
-    if tokens is not None:
-        weight = tl.div_rn(weight, tl.load(tokens + row).to(tl.float32))
-    weight = tl.div_rn(weight, tl.load(denominator))
+    weight = tl.load(d_loss) * tl.load(share)
+    if shares is not None:
+        weight *= tl.load(shares + row)
     columns = first + tl.arange(0, BLOCK)
     if first + BLOCK <= S:
         _gradient(

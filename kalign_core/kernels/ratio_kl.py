@@ -1,9 +1,9 @@
 """Probability ratio and divergence estimates of sampled tokens, forward and backward, element by element.
 
-Contract ``ratio_kl/1``, in float32, no fused multiply-add, ``x = ref - p``, ``k3`` as in ``kernels.kl``:
-``ratio = round(exp(p - old))``; ``k1 = round(-x)``; ``k2 = round(0.5 * (x * x))``; ``k3 = round(k3(x))``.
+Contract ``ratio_kl/1``, in float32, no fused multiply-add, ``y = p - ref``, ``k3`` as in ``kernels.kl``:
+``ratio = round(exp(p - old))``; ``k1 = round(y)``; ``k2 = round(0.5 * (y * y))``; ``k3 = round(k3(-y))``.
 Backward, from +0 and in this order, leaving out gradients that are absent:
-``d_p = round(((d_ratio * exp(p - old) + d_k1) + d_k2 * (-x)) + d_k3 * slope(x))``.
+``d_p = round(((d_ratio * exp(p - old) + d_k1) + d_k2 * y) + d_k3 * slope(-y))``.
 A masked token is +0 in every result, whatever its numbers are: it is selected away, never multiplied.
 """
 
@@ -14,7 +14,7 @@ from kalign_core.declare import Config, data, kernel, mask, powers_of_two, writt
 from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
-KNOBS = {"BLOCK": (256, 512, 1024, 2048, 4096), "num_warps": (1, 2, 4, 8)}
+KNOBS = {"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)}
 # Four elements a thread: masks of bytes and numbers of four are then loaded in the same layout.
 REFERENCE = Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False)
 
@@ -23,19 +23,16 @@ REFERENCE = Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False
 def _forward(logp, old_logp, ref_logp, keep, ratio, k1, k2, k3, columns, inside):
     p = load_floats(logp + columns, inside)
     old = load_floats(old_logp + columns, inside)
-    x = load_floats(ref_logp + columns, inside) - p
     r = tl.exp(p - old)
-    one, two, three = -x, 0.5 * (x * x), k3_of(x)
+    y = p - load_floats(ref_logp + columns, inside)
     if keep is not None:
         kept = load_mask(keep + columns, inside)
         r = tl.where(kept, r, 0.0)
-        one = tl.where(kept, one, 0.0)
-        two = tl.where(kept, two, 0.0)
-        three = tl.where(kept, three, 0.0)
+        y = tl.where(kept, y, 0.0)
     store_rounded(ratio + columns, r, inside)
-    store_rounded(k1 + columns, one, inside)
-    store_rounded(k2 + columns, two, inside)
-    store_rounded(k3 + columns, three, inside)
+    store_rounded(k1 + columns, y, inside)
+    store_rounded(k2 + columns, 0.5 * (y * y), inside)
+    store_rounded(k3 + columns, k3_of(-y), inside)
 
 
 @kernel(

@@ -20,7 +20,7 @@ from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, ra
 from kalign_core.ops.tokens import DTYPES, as_bytes, check_constants, check_tokens, sequences, stride_of
 from kalign_core.problems import one_device
 
-REDUCTIONS = ("token", "sequence", "fixed")  # numbered as the kernel numbers them
+REDUCTIONS = ("token", "sequence", "fixed")
 
 
 class Tokens(NamedTuple):
@@ -122,29 +122,31 @@ class GRPOLoss(Operator):
         return losses.sum() / whole.clamp(min=1)
 
 
-def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The operator without gradients: the loss, every sequence's tokens ``(B)``, and what the sum was divided by."""
+def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    """The operator without gradients: the loss, and in float32 what each token's gradient is weighed with.
+
+    That is one over the tokens of its sequence, ``shares: (B)``, where sequences are averaged, else None, and one over
+    what the sum was divided by, ``share: ()``.
+    """
     device = tokens.logp.device
     rows, strides = _rows(tokens)
     batch, width = rows[0].shape
     blocks = cdiv(width, TOKENS)
-    loss, denominator = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
-    counted = torch.empty(batch, dtype=torch.int32, device=device)
+    loss, share = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
+    by_sequence = numbers.reduction == "sequence"
+    shares = torch.empty(batch, dtype=torch.float32, device=device) if by_sequence else None
     if tokens.logp.numel() == 0:
-        return loss.zero_(), counted.zero_(), denominator.zero_()
+        return loss.zero_(), shares, share
     sums = torch.empty((batch, blocks), dtype=torch.float32, device=device)
     counts = torch.empty((batch, blocks), dtype=torch.int32, device=device)
     bounds = (numbers.low, numbers.high, numbers.beta)
     launch(grpo_loss_blocks_kernel, *rows, sums, counts, batch, width, *strides, blocks, *bounds)
-    reduction = REDUCTIONS.index(numbers.reduction)
-    launch(
-        grpo_loss_fold_kernel, sums, counts, loss, counted, denominator, batch, blocks, reduction, numbers.length
-    )  # fmt: skip
-    return loss, counted, denominator
+    launch(grpo_loss_fold_kernel, sums, counts, loss, shares, share, batch, blocks, numbers.length)
+    return loss, shares, share
 
 
 def backward(
-    tokens: Tokens, numbers: Numbers, counted: torch.Tensor, denominator: torch.Tensor, d_loss: torch.Tensor
+    tokens: Tokens, numbers: Numbers, shares: torch.Tensor | None, share: torch.Tensor, d_loss: torch.Tensor
 ) -> torch.Tensor:
     """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
     d_logp = torch.empty(tokens.logp.shape, dtype=tokens.logp.dtype, device=tokens.logp.device)
@@ -153,7 +155,7 @@ def backward(
     rows, strides = _rows(tokens)
     out = sequences("grpo_loss", "gradient", d_logp)
     launch(
-        grpo_loss_backward_kernel, *rows, counted if numbers.reduction == "sequence" else None, denominator, d_loss,
+        grpo_loss_backward_kernel, *rows, shares, share, d_loss,
         out, *out.shape, *strides, out.stride(0), numbers.low, numbers.high, numbers.beta,
     )  # fmt: skip
     return d_logp
@@ -215,15 +217,15 @@ class _GRPOLoss(torch.autograd.Function):
         numbers: Numbers,
     ) -> torch.Tensor:
         tokens = Tokens(logp, old_logp, ref_logp, advantages, mask)
-        loss, counted, denominator = forward(tokens, numbers)
-        ctx.save_for_backward(*tokens, counted, denominator)
+        loss, shares, share = forward(tokens, numbers)
+        ctx.save_for_backward(*tokens, shares, share)
         ctx.call, ctx.numbers = context.current(), numbers
         return loss
 
     @staticmethod
     @first_order("grpo_loss")
     def backward(ctx: Any, d_loss: torch.Tensor) -> Any:
-        *tokens, counted, denominator = ctx.saved_tensors
+        *tokens, shares, share = ctx.saved_tensors
         with context.restored(ctx.call):
-            d_logp = backward(Tokens(*tokens), ctx.numbers, counted, denominator, d_loss)
+            d_logp = backward(Tokens(*tokens), ctx.numbers, shares, share, d_loss)
         return d_logp, None, None, None, None, None
