@@ -156,7 +156,7 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
         "share": side_output(strides=()),
     },
     reference=Config(
-        ROWS=FOLD_ROWS, ROWS_LOG2=6, COLS=FOLD_BLOCKS, COLS_LOG2=4, num_warps=4, num_stages=1, enable_fp_fusion=False
+        ROWS=FOLD_ROWS, ROWS_LOG2=6, COLS=FOLD_BLOCKS, COLS_LOG2=4, num_warps=8, num_stages=1, enable_fp_fusion=False
     ),
     knobs={"num_warps": (1, 2, 4, 8)},
     grid=lambda p, c: (1,),
