@@ -165,8 +165,8 @@ def _ratio_kl_backward(b: int, s: int, dtype: torch.dtype) -> Case:
 
 
 BETA = 0.04
-MEANS = {"token": Numbers(0.8, 1.2, BETA, "token", 0),
-         "sequence": Numbers(0.8, 1.2, BETA, "sequence", 0)}  # fmt: skip
+MEANS = {"token": Numbers(0.8, 1.2, BETA, "token", None),
+         "sequence": Numbers(0.8, 1.2, BETA, "sequence", None)}  # fmt: skip
 
 
 def _grpo_tokens(logp: Any, old: Any, ref: Any, advantages: Any) -> Any:

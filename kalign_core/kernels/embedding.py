@@ -10,19 +10,19 @@ import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, mask, next_power_of_2, powers_of_two, written
 
-KNOBS = {"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8)}
+KNOBS = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}
 
 
 def wide_tiles(p):
-    """Reference: 16 elements a thread, up to 4,096 a program."""
-    block = max(256, min(4096, next_power_of_2(p.H)))
+    """Reference: 16 elements a thread, up to 2,048 a program."""
+    block = max(256, min(2048, next_power_of_2(p.H)))
     return Config(BLOCK=block, num_warps=max(1, block // 512), num_stages=1, enable_fp_fusion=False)
 
 
 def narrow_tiles(p):
     """Reference: 8 elements a thread, up to 1,024 a program: most rows of a table are short work."""
     block = max(256, min(1024, next_power_of_2(p.H)))
-    return Config(UNROLL=8, BLOCK=block, num_warps=block // 256, num_stages=1, enable_fp_fusion=False)
+    return Config(UNROLL=4, BLOCK=block, num_warps=block // 256, num_stages=1, enable_fp_fusion=False)
 
 
 @kernel(
@@ -67,7 +67,7 @@ def embedding_kernel(ids, weight, out, T, V, H, weight_stride, out_stride, BLOCK
         "d_weight": written("V", "H", strides=("H", 1), observe="fp32"),
     },
     reference=narrow_tiles,
-    knobs={"UNROLL": (1, 4, 8, 16), "BLOCK": (256, 512, 1024, 2048), "num_warps": (1, 2, 4)},
+    knobs={"UNROLL": (2, 4, 8), "BLOCK": (1024, 2048), "num_warps": (4, 8)},
     grid=lambda p, c: (p.V * cdiv(p.H, c.BLOCK),),
 )
 @triton.jit(do_not_specialize=["T"])

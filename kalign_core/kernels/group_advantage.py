@@ -14,10 +14,10 @@ from kalign_core.kernels.pairs import pair_sum
 
 
 def whole_groups(p):
-    """Reference: about 1,024 rewards a program, a warp per 256 of them, at most 16 groups and 16 warps."""
+    """Reference: about 256 rewards a program, a warp per 64 of them, at most 16 groups and 16 warps."""
     block = next_power_of_2(p.G)
-    rows = max(1, min(16, 1024 // block))
-    return Config(ROWS=rows, num_warps=max(1, min(16, block * rows // 256)), num_stages=1, enable_fp_fusion=False)
+    rows = max(1, min(16, 256 // block))
+    return Config(ROWS=rows, num_warps=max(1, min(16, block * rows // 64)), num_stages=1, enable_fp_fusion=False)
 
 
 @kernel(

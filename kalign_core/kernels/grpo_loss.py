@@ -94,7 +94,7 @@ def _token_losses(
     },
     reference=Config(BLOCKS=1, TOKENS=TOKENS, LOG2=10, num_warps=8, num_stages=1, enable_fp_fusion=False),
     knobs={"BLOCKS": (1, 2, 4), "num_warps": (1, 2, 4, 8)},
-    grid=lambda p, c: (p.B * cdiv(p.S, c.BLOCKS * TOKENS),),
+    grid=lambda p, c: (p.B, cdiv(p.S, c.BLOCKS * TOKENS)),
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def grpo_loss_blocks_kernel(
@@ -102,7 +102,7 @@ def grpo_loss_blocks_kernel(
     logp_stride, old_stride, ref_stride, advantages_stride, keep_stride, blocks_stride, low, high, beta,
     BLOCKS: tl.constexpr, TOKENS: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
-    row, first = tile_of(S, BLOCKS * TOKENS)
+    row, first = tile_of(BLOCKS * TOKENS)
     logp += row * logp_stride
     old_logp += row * old_stride
     if ref_logp is not None:
@@ -158,7 +158,7 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
     reference=Config(
         ROWS=FOLD_ROWS, ROWS_LOG2=6, COLS=FOLD_BLOCKS, COLS_LOG2=4, num_warps=8, num_stages=1, enable_fp_fusion=False
     ),
-    knobs={"num_warps": (1, 2, 4, 8)},
+    knobs={"num_warps": (4, 8, 16)},
     grid=lambda p, c: (1,),
 )
 @triton.jit(do_not_specialize=["B", "BLOCKS"])
@@ -166,11 +166,10 @@ def grpo_loss_fold_kernel(
     sums, counts, loss, shares, share, B, BLOCKS, length,
     ROWS: tl.constexpr, ROWS_LOG2: tl.constexpr, COLS: tl.constexpr, COLS_LOG2: tl.constexpr,
 ):  # fmt: skip
-    """By sequences where ``shares`` is there, fixed where ``length`` is not 0, else by tokens."""
+    """By sequences where ``shares`` is there, fixed where ``length`` is, else by tokens."""
     # Vectors of one element: what is stored to the two scalars.
     total = tl.zeros((1,), tl.float32)
-    tokens = tl.zeros((1,), tl.int32)
-    sequences = tl.zeros((1,), tl.int32)
+    number = tl.zeros((1,), tl.int32)
     for first in range(0, B, ROWS):
         rows = first + tl.arange(0, ROWS)
         sum, count = _sequences(sums, counts, rows, B, BLOCKS, ROWS, COLS, COLS_LOG2)
@@ -178,15 +177,16 @@ def grpo_loss_fold_kernel(
             width = count.to(tl.float32)
             tl.store(shares + rows, tl.where(count > 0, tl.div_rn(1.0, width), 0.0), mask=rows < B)
             sum = tl.where(count > 0, tl.div_rn(sum, width), 0.0)
+        if shares is not None or length is not None:
+            count = (count > 0).to(tl.int32)
         total += pair_sum(tl.reshape(sum, (1, ROWS)), 1, ROWS_LOG2)
-        tokens += pair_sum(tl.reshape(count, (1, ROWS)), 1, ROWS_LOG2)
-        sequences += pair_sum(tl.reshape((count > 0).to(tl.int32), (1, ROWS)), 1, ROWS_LOG2)
-    divisor = sequences.to(tl.float32)
-    if shares is None:
-        divisor = tl.where(length > 0, divisor * tl.cast(length, tl.float32), tokens.to(tl.float32))
+        number += pair_sum(tl.reshape(count, (1, ROWS)), 1, ROWS_LOG2)
+    divisor = number.to(tl.float32)
+    if length is not None:
+        divisor *= tl.cast(length, tl.float32)
     only = tl.arange(0, 1)
-    tl.store(loss + only, tl.where(tokens > 0, tl.div_rn(total, divisor), 0.0))
-    tl.store(share + only, tl.where(tokens > 0, tl.div_rn(1.0, divisor), 0.0))
+    tl.store(loss + only, tl.where(number > 0, tl.div_rn(total, divisor), 0.0))
+    tl.store(share + only, tl.where(number > 0, tl.div_rn(1.0, divisor), 0.0))
 
 
 @triton.jit
@@ -232,7 +232,7 @@ def grpo_loss_backward_kernel(
     logp_stride, old_stride, ref_stride, advantages_stride, keep_stride, d_logp_stride, low, high, beta,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, first = tile_of(S, BLOCK)
+    row, first = tile_of(BLOCK)
     logp += row * logp_stride
     old_logp += row * old_stride
     if ref_logp is not None:

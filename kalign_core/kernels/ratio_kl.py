@@ -62,7 +62,7 @@ def ratio_kl_kernel(
     out_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, first = tile_of(S, BLOCK)
+    row, first = tile_of(BLOCK)
     logp += row * logp_stride
     old_logp += row * old_stride
     ref_logp += row * ref_stride
@@ -114,7 +114,7 @@ def _backward(logp, old_logp, ref_logp, keep, d_ratio, d_k1, d_k2, d_k3, d_logp,
         "d_k3": data("B", "S", strides=("d_k3_stride", 1)),
         "d_logp": written("B", "S", strides=("d_logp_stride", 1), observe="fp32"),
     },
-    reference=REFERENCE,
+    reference=REFERENCE.replace(BLOCK=512),
     knobs=KNOBS,
     grid=tiles_of_sequences,
 )
@@ -124,7 +124,7 @@ def ratio_kl_backward_kernel(
     keep_stride, d_ratio_stride, d_k1_stride, d_k2_stride, d_k3_stride, d_logp_stride,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, first = tile_of(S, BLOCK)
+    row, first = tile_of(BLOCK)
     logp += row * logp_stride
     old_logp += row * old_stride
     ref_logp += row * ref_stride

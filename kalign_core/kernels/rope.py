@@ -12,16 +12,16 @@ import triton.language as tl
 from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, powers_of_two, written
 
 KNOBS = {"ROWS": (1, 2, 4, 8), "GROUP": (4, 8, 16, 32, 64), "num_warps": (2, 4, 8)}
-# Pairs a program holds under the reference: 16 a thread of 8 warps.
-PAIRS = 4096
+# Pairs a program holds under the reference: 16 a thread of 4 warps.
+PAIRS = 2048
 
 
 def whole_tokens(p):
-    """Reference: all heads of a token up to 64, and as many tokens as make about 4,096 pairs, 8 at most."""
+    """Reference: about 2,048 pairs, of as many heads of a token as there are and of up to 8 tokens."""
     half = next_power_of_2(p.D // 2)
     group = max(4, min(64, next_power_of_2(p.HEADS), PAIRS // half))
     rows = max(1, min(8, PAIRS // (half * group)))
-    warps = max(1, min(8, rows * group * half // 256))
+    warps = max(1, min(8, rows * group * half // 512))
     return Config(ROWS=rows, GROUP=group, num_warps=warps, num_stages=1, enable_fp_fusion=False)
 
 

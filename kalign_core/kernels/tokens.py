@@ -9,18 +9,20 @@ import triton.language as tl
 
 from kalign_core.declare import cdiv
 
+# Programs along the second axis of a grid; the first takes 2**31.
+MOST_TILES = 65535
+MOST_TOKENS = MOST_TILES * 512
+
 
 def tiles_of_sequences(p, c):
-    """One program per tile of a sequence, sequences outermost; a single axis, since the others stop at 65,535."""
-    return (p.B * cdiv(p.S, c.BLOCK),)
+    """One program per sequence and tile of it: two axes, so that no program has to divide."""
+    return (p.B, cdiv(p.S, c.BLOCK))
 
 
 @triton.jit
-def tile_of(S, BLOCK: tl.constexpr):
+def tile_of(TILE: tl.constexpr):
     """Sequence and first token of this program's tile."""
-    tiles = tl.cdiv(S, BLOCK)
-    program = tl.program_id(0)
-    return (program // tiles).to(tl.int64), (program % tiles) * BLOCK
+    return tl.program_id(0).to(tl.int64), tl.program_id(1) * TILE
 
 
 @triton.jit

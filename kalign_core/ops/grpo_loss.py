@@ -40,7 +40,7 @@ class Numbers(NamedTuple):
     high: float
     beta: float
     reduction: str
-    length: int
+    length: int | None
 
 
 class GRPOLoss(Operator):
@@ -177,7 +177,8 @@ def _rows(tokens: Tokens) -> tuple[tuple[Any, ...], tuple[int, ...]]:
 
 def _check(tokens: Tokens) -> None:
     logp, old_logp, ref_logp, advantages, mask = tokens
-    check_tokens("grpo_loss", mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
+    reference = {} if ref_logp is None else {"ref_logp": ref_logp}
+    check_tokens("grpo_loss", mask, logp=logp, old_logp=old_logp, **reference)
     one_device("grpo_loss", {"logp": logp, "advantages": advantages})
     check_dtype("grpo_loss", "advantages", advantages, DTYPES)
     if advantages.shape not in (logp.shape, logp.shape[:-1]) or not advantages.dim():
@@ -202,7 +203,7 @@ def _numbers(clip_low: float, clip_high: float, beta: float, reduction: str, len
         )
     if length is not None and (not isinstance(length, int) or length < 1):
         raise BadArgument(f"grpo_loss: length={length!r} is no number of tokens", fix="length=8192")
-    return Numbers(1.0 - clip_low, 1.0 + clip_high, float(beta), reduction, length or 0)
+    return Numbers(1.0 - clip_low, 1.0 + clip_high, float(beta), reduction, length)
 
 
 class _GRPOLoss(torch.autograd.Function):

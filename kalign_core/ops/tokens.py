@@ -8,16 +8,15 @@ from __future__ import annotations
 import torch
 
 from kalign_core.errors import BadArgument
+from kalign_core.kernels.tokens import MOST_TOKENS
 from kalign_core.ops.base import check_dtype, check_same, rows_of
 from kalign_core.problems import one_device
 
 DTYPES = ("fp32", "bf16", "fp16")
-INT32_END = 2**31
 
 
-def check_tokens(owner: str, mask: torch.Tensor | None, **log_probabilities: torch.Tensor | None) -> None:
+def check_tokens(owner: str, mask: torch.Tensor | None, **given: torch.Tensor) -> None:
     """Raise ``BadArgument`` or ``MixedDevices`` unless all are ``(B S)`` or ``(T)`` of one dtype, the mask boolean."""
-    given = {name: tensor for name, tensor in log_probabilities.items() if tensor is not None}
     one_device(owner, given if mask is None else {**given, "mask": mask})
     (first_name, first), *others = given.items()
     if first.dim() not in (1, 2):
@@ -26,6 +25,8 @@ def check_tokens(owner: str, mask: torch.Tensor | None, **log_probabilities: tor
             why="a batch of sequences is (B S), packed tokens are (T)",
             fix=f"{first_name}.flatten(0, -2)" if first.dim() else f"{first_name}.reshape(1)",
         )
+    if first.shape[-1] > MOST_TOKENS:
+        raise BadArgument(f"{owner}: a sequence of {first.shape[-1]} tokens", why=f"at most {MOST_TOKENS} are taken")
     check_dtype(owner, first_name, first, DTYPES)
     check_same(owner, (first_name, first), *others)
     if mask is None:
@@ -57,7 +58,7 @@ def sequences(owner: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def one_row(*tensors: torch.Tensor | None) -> bool:
     """Whether all ``tensors`` are dense and short enough to be one row: then no row's end is in the way of a load."""
-    return all(t is None or (t.is_contiguous() and t.numel() < INT32_END) for t in tensors)
+    return all(t is None or (t.is_contiguous() and t.numel() <= MOST_TOKENS) for t in tensors)
 
 
 def stride_of(tensor: torch.Tensor | None) -> int:

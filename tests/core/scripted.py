@@ -152,7 +152,7 @@ def decide(session: Session, op: kalign.Operator, *args: Any) -> None:
 
 def bits(tensor: torch.Tensor) -> bytes:
     """The bytes of ``tensor``, row-major."""
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def problem(made: Kernel, dims: dict[str, int], phase: str = "train", **args: Any) -> Problem:
