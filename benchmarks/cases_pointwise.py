@@ -159,7 +159,7 @@ def _ratio_kl_backward(b: int, s: int, dtype: torch.dtype) -> Case:
 
     return Case(
         "pointwise", "ratio_kl", f"backward {NAMES[dtype]}", {"B": b, "S": s}, make,
-        ours=lambda *given: ratio_kl_backward_of(*given[:4], given[4:]), moved=b * s * (8 * dtype.itemsize + 1),
+        ours=ratio_kl_backward_of, moved=b * s * (8 * dtype.itemsize + 1),
         tuned=lambda: (ops.ratio_kl, (make(0)[0].requires_grad_(), *make(0)[1:4])), torch=formula,
     )  # fmt: skip
 
@@ -210,7 +210,7 @@ def _grpo_loss_backward(b: int, s: int, dtype: torch.dtype) -> Case:
 
     def ours(logp: Any, old: Any, ref: Any, advantages: Any, mask: Any, share: Any, d: Any) -> Any:
         tokens = Tokens(logp, old, ref, advantages, mask)
-        return grpo_loss_backward_of(tokens, MEANS["token"], None, share, d)
+        return grpo_loss_backward_of(tokens, MEANS["token"], share, None, d)
 
     return Case(
         "pointwise", "grpo_loss", f"backward {NAMES[dtype]}", {"B": b, "S": s}, make,

@@ -10,8 +10,10 @@ from kalign_core import context
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.embedding import embedding_backward_kernel, embedding_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor, rows_of
+from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of
 from kalign_core.ops.ids import check_ids, watch_range
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.problems import one_device
 
 
@@ -32,13 +34,15 @@ class Embedding(Operator):
     small_shapes = ({"T": 8, "V": 8, "H": 256},)
 
     def __call__(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(self, ids, weight)  # type: ignore[no-any-return]  # what this returns
-        _check(ids, weight)
-        watch_range("embedding", ids, weight.shape[0])
-        if weight.requires_grad and torch.is_grad_enabled():
-            return _Embedding.apply(ids, weight)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
-        return forward(ids, weight)
+        if torch.compiler.is_dynamo_compiling():
+            return _opaque(ids, weight)  # type: ignore[no-any-return]  # what this returns
+        try:
+            if weight.requires_grad and torch.is_grad_enabled():
+                return _Embedding.apply(ids, weight)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
+            return forward(ids, weight)
+        except AttributeError:
+            one_device("embedding", {"ids": ids, "weight": weight})
+            raise
 
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         weight = random_tensor((sizes["V"], sizes["H"]), dtype, seed, device)
@@ -55,16 +59,22 @@ class Embedding(Operator):
 
 def forward(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The operator without gradients."""
-    out = torch.empty((*ids.shape, weight.shape[1]), dtype=weight.dtype, device=weight.device)
+    given = (ids, weight)
+    result = answer(("embedding", ids.shape, weight.shape), given, _forward, given)
+    watch_range("embedding", ids, weight.shape[0])
+    return result  # type: ignore[no-any-return]  # as _forward
+
+
+def _forward(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    _check(ids, weight)
+    out = allocate((*ids.shape, weight.shape[1]), weight.dtype, weight.device)
     if out.numel() == 0:
         return out
     if weight.shape[0] == 0:
         return out.zero_()
     rows, result = rows_of("embedding", "weight", weight), out.view(-1, out.shape[-1])
     flat = ids.reshape(-1).contiguous()
-    launch(
-        embedding_kernel, flat, rows, result, len(flat), *rows.shape, rows.stride(0), result.stride(0)
-    )  # fmt: skip
+    launch(embedding_kernel, flat, rows, result, len(flat), *rows.shape, rows.stride(0), result.stride(0))
     return out
 
 
@@ -114,3 +124,21 @@ class _Embedding(torch.autograd.Function):
         (ids,) = ctx.saved_tensors
         with context.restored(ctx.call):
             return None, backward(ids, ctx.like, d_out)
+
+
+def _save(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_opaque_backward = opaque(
+    "embedding_backward(Tensor ids, Tensor weight, Tensor d_out) -> Tensor",
+    backward,
+    lambda ids, weight, d_out: weight.new_empty(weight.shape),
+)
+_opaque = opaque(
+    "embedding(Tensor ids, Tensor weight) -> Tensor",
+    forward,
+    lambda ids, weight: weight.new_empty((*ids.shape, weight.shape[1])),
+    save=_save,
+    backward=lambda ctx, d_out: (None, _opaque_backward(*ctx.saved_tensors, d_out)),
+)

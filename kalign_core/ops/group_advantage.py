@@ -8,7 +8,9 @@ import torch
 
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.group_advantage import group_advantage_kernel
-from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor
+from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.ops.tokens import DTYPES, check_constants
 from kalign_core.problems import one_device
 
@@ -34,10 +36,14 @@ class GroupAdvantage(Operator):
     small_shapes = ({"B": 4, "G": 8},)
 
     def __call__(self, rewards: torch.Tensor, group_size: int, normalise: bool = True) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(self, rewards, group_size, normalise)  # type: ignore[no-any-return]  # what this returns
-        _check(rewards, group_size)
-        return forward(rewards, group_size, normalise)
+        try:
+            check_constants("group_advantage", rewards=rewards)
+            if torch.compiler.is_dynamo_compiling():
+                return _opaque(rewards, group_size, normalise)  # type: ignore[no-any-return]  # what this returns
+            return forward(rewards, group_size, normalise)
+        except AttributeError:
+            one_device("group_advantage", {"rewards": rewards})
+            raise
 
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         return random_tensor((sizes["B"], sizes["G"]), dtype, seed, device), sizes["G"]
@@ -48,24 +54,28 @@ class GroupAdvantage(Operator):
         centred = groups - groups.mean(1, keepdim=True)
         if normalise and group_size > 1:
             centred = centred / groups.std(1, keepdim=True)
-        return torch.where(groups == groups[:, :1], True, False).all(
-            1, keepdim=True
-        ).logical_not() * centred.nan_to_num(0.0).view(-1, group_size)
+        alike = (groups == groups[:, :1]).all(1, keepdim=True)
+        return torch.where(alike, 0.0, centred).view(rewards.shape)
 
 
 def forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
     """The operator itself."""
-    groups = rewards.reshape(-1, group_size).contiguous()
-    out = torch.empty_like(groups)
+    key = ("group_advantage", rewards.shape, group_size, type(group_size), normalise)
+    return answer(key, (rewards,), _forward, (rewards, group_size, normalise))  # type: ignore[no-any-return]
+
+
+def _forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
+    _check(rewards, group_size)
+    out = allocate(rewards.shape, rewards.dtype, rewards.device)
     if out.numel():
-        launch(group_advantage_kernel, groups, out, *groups.shape, int(normalise))
-    return out.view(rewards.shape)
+        groups = rewards.reshape(-1, group_size).contiguous()
+        launch(group_advantage_kernel, groups, out.view(groups.shape), *groups.shape, int(normalise))
+    return out
 
 
 def _check(rewards: torch.Tensor, group_size: int) -> None:
     one_device("group_advantage", {"rewards": rewards})
     check_dtype("group_advantage", "rewards", rewards, DTYPES)
-    check_constants("group_advantage", rewards=rewards)
     if isinstance(group_size, bool) or not isinstance(group_size, int) or not 1 <= group_size <= MAX_GROUP:
         raise BadArgument(
             f"group_advantage: group_size={group_size!r}", why=f"a group is held whole, from 1 to {MAX_GROUP} rewards"
@@ -75,3 +85,10 @@ def _check(rewards: torch.Tensor, group_size: int) -> None:
             f"group_advantage: {rewards.numel()} rewards are no whole number of groups of {group_size}",
             why="groups stand one after the other",
         )
+
+
+_opaque = opaque(
+    "group_advantage(Tensor rewards, int group_size, bool normalise) -> Tensor",
+    forward,
+    lambda rewards, group_size, normalise: rewards.new_empty(rewards.shape),
+)

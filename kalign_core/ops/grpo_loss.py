@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -16,7 +17,9 @@ from kalign_core.kernels.grpo_loss import (
     grpo_loss_fold_kernel,
 )
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor
+from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.ops.tokens import DTYPES, as_bytes, check_constants, check_tokens, sequences, stride_of
 from kalign_core.problems import one_device
 
@@ -85,18 +88,20 @@ class GRPOLoss(Operator):
         reduction: str = "token",
         length: int | None = None,
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(  # type: ignore[no-any-return]  # what this returns
-                self, logp, old_logp, ref_logp, advantages, mask, clip_low, clip_high, beta, reduction, length
-            )
         tokens = Tokens(logp, old_logp, ref_logp, advantages, mask)
-        _check(tokens)
         numbers = _numbers(clip_low, clip_high, beta, reduction, length)
         if ref_logp is None and beta:
             raise BadArgument(f"grpo_loss: beta={beta} without ref_logp", fix="beta=0.0, or pass ref_logp")
-        if logp.requires_grad and torch.is_grad_enabled():
-            return _GRPOLoss.apply(*tokens, numbers)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
-        return forward(tokens, numbers)[0]
+        try:
+            check_constants("grpo_loss", old_logp=old_logp, ref_logp=ref_logp, advantages=advantages)
+            if torch.compiler.is_dynamo_compiling():
+                return _opaque(*tokens, *numbers)[0]  # type: ignore[no-any-return]  # what this returns
+            if logp.requires_grad and torch.is_grad_enabled():
+                return _GRPOLoss.apply(*tokens, numbers)  # type: ignore[no-untyped-call,no-any-return]  # torch's
+            return forward(tokens, numbers)[0]
+        except AttributeError:
+            _check(tokens)
+            raise
 
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         shape = (sizes["B"], sizes["S"])
@@ -122,42 +127,58 @@ class GRPOLoss(Operator):
         return losses.sum() / whole.clamp(min=1)
 
 
-def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The operator without gradients: the loss, and in float32 what each token's gradient is weighed with.
 
-    That is one over the tokens of its sequence, ``shares: (B)``, where sequences are averaged, else None, and one over
-    what the sum was divided by, ``share: ()``.
+    That is one over what the sum was divided by, ``share: ()``, and where sequences are averaged one over the tokens of
+    each, ``shares: (B)``, else None.
     """
+    key = ("grpo_loss", tokens.logp.shape, *(t is None or t.shape for t in tokens[2:]), *numbers)
+    results = answer(key, _tensors(tokens), _forward, (*tokens, *numbers))
+    return (*results, None) if len(results) == 2 else results
+
+
+def backward(
+    tokens: Tokens, numbers: Numbers, share: torch.Tensor, shares: torch.Tensor | None, d_loss: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
+    args, bounds = (*tokens, share, shares, d_loss), numbers[:3]
+    key = ("grpo_loss backward", tokens.logp.shape, *(t is None or t.shape for t in args[2:]), *bounds)
+    return answer(key, _tensors(args), _backward, (*args, *bounds))  # type: ignore[no-any-return]  # as _backward
+
+
+def _tensors(args: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    return tuple(arg for arg in args if arg is not None)
+
+
+def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
+    tokens, numbers = Tokens(*args[:5]), Numbers(*args[5:])
+    _check(tokens)
     device = tokens.logp.device
     rows, strides = _rows(tokens)
     batch, width = rows[0].shape
     blocks = cdiv(width, TOKENS)
-    loss, share = (torch.empty((), dtype=torch.float32, device=device) for _ in range(2))
-    by_sequence = numbers.reduction == "sequence"
-    shares = torch.empty(batch, dtype=torch.float32, device=device) if by_sequence else None
+    results = [allocate((), torch.float32, device) for _ in range(2)]
+    if numbers.reduction == "sequence":
+        results.append(allocate((batch,), torch.float32, device))
     if tokens.logp.numel() == 0:
-        return loss.zero_(), shares, share
-    sums = torch.empty((batch, blocks), dtype=torch.float32, device=device)
-    counts = torch.empty((batch, blocks), dtype=torch.int32, device=device)
-    bounds = (numbers.low, numbers.high, numbers.beta)
-    launch(grpo_loss_blocks_kernel, *rows, sums, counts, batch, width, *strides, blocks, *bounds)
+        return tuple(result.zero_() for result in results)
+    loss, share, shares = (*results, None)[:3]
+    sums = allocate((batch, blocks), torch.float32, device)
+    counts = allocate((batch, blocks), torch.int32, device)
+    launch(grpo_loss_blocks_kernel, *rows, sums, counts, batch, width, *strides, blocks, *numbers[:3])
     launch(grpo_loss_fold_kernel, sums, counts, loss, shares, share, batch, blocks, numbers.length)
-    return loss, shares, share
+    return tuple(results)
 
 
-def backward(
-    tokens: Tokens, numbers: Numbers, shares: torch.Tensor | None, share: torch.Tensor, d_loss: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
-    d_logp = torch.empty(tokens.logp.shape, dtype=tokens.logp.dtype, device=tokens.logp.device)
-    if d_logp.numel() == 0:
-        return d_logp
-    rows, strides = _rows(tokens)
-    out = sequences("grpo_loss", "gradient", d_logp)
-    launch(
-        grpo_loss_backward_kernel, *rows, shares, share, d_loss,
-        out, *out.shape, *strides, out.stride(0), numbers.low, numbers.high, numbers.beta,
-    )  # fmt: skip
+def _backward(*args: Any) -> torch.Tensor:
+    tokens, (share, shares, d_loss), bounds = Tokens(*args[:5]), args[5:8], args[8:]
+    d_logp = allocate(tokens.logp.shape, tokens.logp.dtype, tokens.logp.device)
+    if d_logp.numel():
+        rows, strides = _rows(tokens)
+        out = sequences("grpo_loss", "gradient", d_logp)
+        scalars = (*out.shape, *strides, out.stride(0), *bounds)
+        launch(grpo_loss_backward_kernel, *rows, shares, share, d_loss, out, *scalars)
     return d_logp
 
 
@@ -186,7 +207,6 @@ def _check(tokens: Tokens) -> None:
             f"grpo_loss: advantages are {tuple(advantages.shape)}, logp is {tuple(logp.shape)}",
             why="one for each sequence (B), or one for each token",
         )
-    check_constants("grpo_loss", old_logp=old_logp, ref_logp=ref_logp, advantages=advantages)
 
 
 def _numbers(clip_low: float, clip_high: float, beta: float, reduction: str, length: int | None) -> Numbers:
@@ -218,15 +238,62 @@ class _GRPOLoss(torch.autograd.Function):
         numbers: Numbers,
     ) -> torch.Tensor:
         tokens = Tokens(logp, old_logp, ref_logp, advantages, mask)
-        loss, shares, share = forward(tokens, numbers)
-        ctx.save_for_backward(*tokens, shares, share)
+        loss, share, shares = forward(tokens, numbers)
+        ctx.save_for_backward(*tokens, share, shares)
         ctx.call, ctx.numbers = context.current(), numbers
         return loss
 
     @staticmethod
     @first_order("grpo_loss")
     def backward(ctx: Any, d_loss: torch.Tensor) -> Any:
-        *tokens, shares, share = ctx.saved_tensors
+        *tokens, share, shares = ctx.saved_tensors
         with context.restored(ctx.call):
-            d_logp = backward(Tokens(*tokens), ctx.numbers, shares, share, d_loss)
+            d_logp = backward(Tokens(*tokens), ctx.numbers, share, shares, d_loss)
         return d_logp, None, None, None, None, None
+
+
+# --- as torch.compile sees it -------------------------------------------------------------------------------------
+
+_INPUTS = "Tensor logp, Tensor old, Tensor? ref, Tensor advantages, Tensor? mask"
+_NUMBERS = "float low, float high, float beta, str reduction, int? length"
+
+
+def _whole(*args: Any) -> tuple[torch.Tensor, ...]:
+    """``forward`` with a tensor in every place, as the dispatcher wants it."""
+    loss, share, shares = forward(Tokens(*args[:5]), Numbers(*args[5:]))
+    return loss, share, share.new_empty(0) if shares is None else shares
+
+
+def _fake(*args: Any) -> tuple[torch.Tensor, ...]:
+    logp, by_sequence = args[0], args[8] == "sequence"
+    sequences_there = (logp.shape[0] if logp.dim() == 2 else 1) if by_sequence else 0
+    return tuple(logp.new_empty(size, dtype=torch.float32) for size in ((), (), (sequences_there,)))
+
+
+def _whole_backward(*args: Any) -> torch.Tensor:
+    share, shares, d_loss, *numbers = args[5:]
+    known = Numbers(*numbers)
+    return backward(Tokens(*args[:5]), known, share, shares if known.reduction == "sequence" else None, d_loss)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.numbers = inputs[5:]
+
+
+def _opaque_gradient(ctx: Any, d_loss: torch.Tensor, *others: torch.Tensor) -> tuple[Any, ...]:
+    return _opaque_backward(*ctx.saved_tensors, d_loss, *ctx.numbers), *(None,) * 9
+
+
+_opaque_backward = opaque(
+    f"grpo_loss_backward({_INPUTS}, Tensor share, Tensor shares, Tensor d_loss, {_NUMBERS}) -> Tensor",
+    _whole_backward,
+    lambda logp, *others: logp.new_empty(logp.shape),
+)
+_opaque = opaque(
+    f"grpo_loss({_INPUTS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
+    _whole,
+    _fake,
+    save=_save,
+    backward=_opaque_gradient,
+)

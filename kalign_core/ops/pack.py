@@ -11,8 +11,10 @@ from kalign_core import context
 from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.kernels.pack import pack_kernel, unpack_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor
+from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
 from kalign_core.ops.ids import check_ids
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import launch
 from kalign_core.problems import one_device
 
 SIDES = ("right", "left")
@@ -39,14 +41,9 @@ class Pack(Operator):
     small_shapes = ({"B": 2, "S": 4, "F": 256},)
 
     def __call__(self, padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str = "right") -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(self, padded, cu_seqlens, total, side)  # type: ignore[no-any-return]  # what this returns
-        _check("pack", "padded", padded, cu_seqlens, total, side)
-        if padded.dim() < 2 or padded.shape[0] != len(cu_seqlens) - 1:
-            raise BadArgument(
-                f"pack: padded is {tuple(padded.shape)}, cu_seqlens {tuple(cu_seqlens.shape)}",
-                why="padded: (B S ...), cu_seqlens: (B + 1)",
-            )
+        if torch.compiler.is_dynamo_compiling():
+            return _opaque_pack(padded, cu_seqlens, total, side)  # type: ignore[no-any-return]  # what this returns
+        _check_pack(padded, cu_seqlens, total, side)
         if padded.requires_grad and torch.is_grad_enabled():
             return _Pack.apply(padded, cu_seqlens, total, side)  # type: ignore[no-untyped-call,no-any-return]  # torch's
         return packed_of(padded, cu_seqlens, total, side)
@@ -85,8 +82,8 @@ class Unpack(Operator):
     def __call__(
         self, packed: torch.Tensor, cu_seqlens: torch.Tensor, length: int, side: str = "right"
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(self, packed, cu_seqlens, length, side)  # type: ignore[no-any-return]  # what this returns
+        if torch.compiler.is_dynamo_compiling():
+            return _opaque_unpack(packed, cu_seqlens, length, side)  # type: ignore[no-any-return]  # what this returns
         _check("unpack", "packed", packed, cu_seqlens, length, side)
         if packed.dim() < 1:
             raise BadArgument("unpack: packed is a scalar", why="packed: (T ...)", fix="packed.reshape(1)")
@@ -156,6 +153,15 @@ def _lengths(sizes: Sizes, seed: int, device: torch.device) -> tuple[torch.Tenso
     return ends.to(device), int(ends[-1])
 
 
+def _check_pack(padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str) -> None:
+    _check("pack", "padded", padded, cu_seqlens, total, side)
+    if padded.dim() < 2 or padded.shape[0] != len(cu_seqlens) - 1:
+        raise BadArgument(
+            f"pack: padded is {tuple(padded.shape)}, cu_seqlens {tuple(cu_seqlens.shape)}",
+            why="padded: (B S ...), cu_seqlens: (B + 1)",
+        )
+
+
 def _check(owner: str, name: str, tensor: torch.Tensor, cu_seqlens: torch.Tensor, size: int, side: str) -> None:
     one_device(owner, {name: tensor, "cu_seqlens": cu_seqlens})
     check_dtype(owner, name, tensor, DTYPES)
@@ -198,3 +204,28 @@ class _Unpack(torch.autograd.Function):
     def backward(ctx: Any, d_padded: torch.Tensor) -> Any:
         with context.restored(ctx.call):
             return packed_of(d_padded, *ctx.saved_tensors, ctx.total, ctx.side), None, None, None
+
+
+# --- as torch.compile sees them -----------------------------------------------------------------------------------
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    tensor, cu_seqlens, _, ctx.side = inputs
+    ctx.save_for_backward(cu_seqlens)
+    ctx.length, ctx.total = tensor.shape[1] if tensor.dim() > 1 else 0, tensor.shape[0]
+
+
+_opaque_pack = opaque(
+    "pack(Tensor padded, Tensor cu_seqlens, SymInt total, str side) -> Tensor",
+    packed_of,
+    lambda padded, cu_seqlens, total, side: padded.new_empty((total, *padded.shape[2:])),
+    save=_save,
+    backward=lambda ctx, d: (_opaque_unpack(d, *ctx.saved_tensors, ctx.length, ctx.side), None, None, None),
+)
+_opaque_unpack = opaque(
+    "unpack(Tensor packed, Tensor cu_seqlens, SymInt length, str side) -> Tensor",
+    padded_of,
+    lambda packed, cu, length, side: packed.new_empty((cu.shape[0] - 1, length, *packed.shape[1:])),
+    save=_save,
+    backward=lambda ctx, d: (_opaque_pack(d, *ctx.saved_tensors, ctx.total, ctx.side), None, None, None),
+)

@@ -8,9 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from kalign_core import context
+from kalign_core.declare import Kernel
 from kalign_core.kernels.ratio_kl import ratio_kl_backward_kernel, ratio_kl_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, eager, launch, random_tensor
+from kalign_core.ops.base import Operator, Sizes, random_tensor
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.ops.tokens import (
     DTYPES,
     as_bytes,
@@ -57,13 +60,16 @@ class RatioKLOperator(Operator):
         ref_logp: torch.Tensor,
         mask: torch.Tensor | None = None,
     ) -> RatioKL:
-        if torch.compiler.is_compiling():
-            return eager(self, logp, old_logp, ref_logp, mask)  # type: ignore[no-any-return]  # what this returns
-        check_tokens("ratio_kl", mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
-        check_constants("ratio_kl", old_logp=old_logp, ref_logp=ref_logp)
-        if logp.requires_grad and torch.is_grad_enabled():
-            return RatioKL(*_RatioKL.apply(logp, old_logp, ref_logp, mask))  # type: ignore[no-untyped-call]  # torch's
-        return forward(logp, old_logp, ref_logp, mask)
+        try:
+            check_constants("ratio_kl", old_logp=old_logp, ref_logp=ref_logp)
+            if torch.compiler.is_dynamo_compiling():
+                return RatioKL(*_opaque(logp, old_logp, ref_logp, mask))
+            if logp.requires_grad and torch.is_grad_enabled():
+                return RatioKL(*_RatioKL.apply(logp, old_logp, ref_logp, mask))  # type: ignore[no-untyped-call]
+            return forward(logp, old_logp, ref_logp, mask)
+        except AttributeError:
+            check_tokens("ratio_kl", mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
+            raise
 
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         shape = (sizes["B"], sizes["S"])
@@ -85,11 +91,8 @@ class RatioKLOperator(Operator):
 
 def forward(logp: torch.Tensor, old_logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor | None) -> RatioKL:
     """The operator without gradients."""
-    results = RatioKL(*(torch.empty(logp.shape, dtype=logp.dtype, device=logp.device) for _ in range(4)))
-    if logp.numel():
-        inputs = (logp, old_logp, ref_logp, as_bytes(mask))
-        _launch(ratio_kl_kernel, inputs, results, shared=True)
-    return results
+    args = (logp, old_logp, ref_logp, mask)
+    return RatioKL(*answer(("ratio_kl", logp.shape, mask is None), _tensors(args), _forward, args))
 
 
 def backward(
@@ -97,27 +100,52 @@ def backward(
     old_logp: torch.Tensor,
     ref_logp: torch.Tensor,
     mask: torch.Tensor | None,
-    gradients: Sequence[torch.Tensor | None],
+    *gradients: torch.Tensor | None,
 ) -> torch.Tensor:
     """The gradient of logp for those of ratio, k1, k2 and k3, any of which may be None."""
-    d_logp = torch.empty(logp.shape, dtype=logp.dtype, device=logp.device)
-    if logp.numel():
-        inputs = (logp, old_logp, ref_logp, as_bytes(mask), *gradients)
-        _launch(ratio_kl_backward_kernel, inputs, (d_logp,), shared=False)
+    args = (logp, old_logp, ref_logp, mask, *gradients)
+    key = ("ratio_kl backward", logp.shape, *(arg is None for arg in args))
+    return answer(key, _tensors(args), _backward, args)  # type: ignore[no-any-return]  # as _backward
+
+
+def _tensors(args: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+    return tuple(arg for arg in args if arg is not None)
+
+
+def _forward(
+    logp: torch.Tensor, old_logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    check_tokens("ratio_kl", mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
+    results = tuple(allocate(logp.shape, logp.dtype, logp.device) for _ in RatioKL._fields)
+    _launch(ratio_kl_kernel, (logp, old_logp, ref_logp, as_bytes(mask)), results, strides=5)
+    return results
+
+
+def _backward(
+    logp: torch.Tensor,
+    old_logp: torch.Tensor,
+    ref_logp: torch.Tensor,
+    mask: torch.Tensor | None,
+    *gradients: torch.Tensor | None,
+) -> torch.Tensor:
+    d_logp = allocate(logp.shape, logp.dtype, logp.device)
+    inputs = (logp, old_logp, ref_logp, as_bytes(mask), *gradients)
+    _launch(ratio_kl_backward_kernel, inputs, (d_logp,), strides=9)
     return d_logp
 
 
 def _launch(
-    kernel: Any, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], *, shared: bool
+    kernel: Kernel, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], *, strides: int
 ) -> None:
-    """Launch on rows of sequences, or on one long row where all is dense; ``shared``: outputs share their stride."""
+    """Launch on rows of sequences, or on one long row where all is dense; the first tensors have ``strides``."""
+    if not outputs[0].numel():
+        return
     tensors = [None if t is None else sequences("ratio_kl", "gradient", t) for t in (*inputs, *outputs)]
     if one_row(*tensors):
         tensors = [None if t is None else t.view(1, -1) for t in tensors]
-    of_rows = tensors[: len(inputs) + 1] if shared else tensors
-    last = tensors[-1]
-    assert last is not None  # an output
-    launch(kernel, *tensors, *last.shape, *(stride_of(t) for t in of_rows))
+    rows = tensors[len(inputs)]
+    assert rows is not None  # an output
+    launch(kernel, *tensors, *rows.shape, *(stride_of(t) for t in tensors[:strides]))
 
 
 class _RatioKL(torch.autograd.Function):
@@ -134,4 +162,23 @@ class _RatioKL(torch.autograd.Function):
     @first_order("ratio_kl")
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
         with context.restored(ctx.call):
-            return backward(*ctx.saved_tensors, gradients), None, None, None
+            return backward(*ctx.saved_tensors, *gradients), None, None, None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_opaque_backward = opaque(
+    "ratio_kl_backward(Tensor logp, Tensor old, Tensor ref, Tensor? mask, Tensor? d_ratio, Tensor? d_k1, Tensor? d_k2, "
+    "Tensor? d_k3) -> Tensor",
+    backward,
+    lambda logp, *others: logp.new_empty(logp.shape),
+)
+_opaque = opaque(
+    "ratio_kl(Tensor logp, Tensor old, Tensor ref, Tensor? mask) -> (Tensor, Tensor, Tensor, Tensor)",
+    lambda *args: tuple(forward(*args)),
+    lambda logp, *others: tuple(logp.new_empty(logp.shape) for _ in RatioKL._fields),
+    save=_save,
+    backward=lambda ctx, *gradients: (_opaque_backward(*ctx.saved_tensors, *gradients), None, None, None),
+)

@@ -10,7 +10,9 @@ from kalign_core import context
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.rope import rope_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, eager, launch, random_tensor, rows_of
+from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of
+from kalign_core.ops.opaque import opaque
+from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.ops.tokens import check_constants
 from kalign_core.problems import one_device
 
@@ -39,12 +41,16 @@ class Rope(Operator):
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
     ) -> torch.Tensor:
-        if torch.compiler.is_compiling():
-            return eager(self, x, cos, sin, interleaved)  # type: ignore[no-any-return]  # what this returns
-        _check(x, cos, sin)
-        if x.requires_grad and torch.is_grad_enabled():
-            return _Rope.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
-        return forward(x, cos, sin, interleaved)
+        try:
+            check_constants("rope", cos=cos, sin=sin)
+            if torch.compiler.is_dynamo_compiling():
+                return _opaque(x, cos, sin, interleaved)  # type: ignore[no-any-return]  # what this returns
+            if x.requires_grad and torch.is_grad_enabled():
+                return _Rope.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call,no-any-return]  # torch's
+            return forward(x, cos, sin, interleaved)
+        except AttributeError:
+            one_device("rope", {"x": x, "cos": cos, "sin": sin})
+            raise
 
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         x = random_tensor((sizes["T"], sizes["HEADS"], sizes["D"]), dtype, seed, device)
@@ -64,16 +70,19 @@ class Rope(Operator):
 
 def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The operator without gradients."""
-    return _turned(x, cos, sin, interleaved, 1.0)
+    key, given = ("rope", x.shape, interleaved, 1.0), (x, cos, sin)
+    return answer(key, given, _turned, (*given, interleaved, 1.0))  # type: ignore[no-any-return]  # as _turned
 
 
 def backward(cos: torch.Tensor, sin: torch.Tensor, d_out: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The gradient of x for an upstream gradient ``d_out: (... heads D)``: turned the other way."""
-    return _turned(d_out, cos, sin, interleaved, -1.0)
+    key, given = ("rope", d_out.shape, interleaved, -1.0), (d_out, cos, sin)
+    return answer(key, given, _turned, (*given, interleaved, -1.0))  # type: ignore[no-any-return]  # as _turned
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: float) -> torch.Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _check(x, cos, sin)
+    out = allocate(x.shape, x.dtype, x.device)
     if out.numel() == 0:
         return out
     heads, result = _heads(x), out.view(-1, *out.shape[-2:])
@@ -106,7 +115,6 @@ def _check(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
             )
     if cos.dtype != sin.dtype:
         raise BadArgument(f"rope: cos is {cos.dtype}, sin {sin.dtype}", fix="sin.to(cos.dtype)")
-    check_constants("rope", cos=cos, sin=sin)
 
 
 class _Rope(torch.autograd.Function):
@@ -121,3 +129,22 @@ class _Rope(torch.autograd.Function):
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         with context.restored(ctx.call):
             return backward(*ctx.saved_tensors, d_out, ctx.interleaved), None, None, None
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, cos, sin, ctx.interleaved = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+_opaque_backward = opaque(
+    "rope_backward(Tensor cos, Tensor sin, Tensor d_out, bool interleaved) -> Tensor",
+    backward,
+    lambda cos, sin, d_out, interleaved: d_out.new_empty(d_out.shape),
+)
+_opaque = opaque(
+    "rope(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor",
+    forward,
+    lambda x, cos, sin, interleaved: x.new_empty(x.shape),
+    save=_save,
+    backward=lambda ctx, d_out: (_opaque_backward(*ctx.saved_tensors, d_out, ctx.interleaved), None, None, None),
+)
