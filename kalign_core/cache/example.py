@@ -94,7 +94,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
-    return tuple(reversed(strides))
+    return tuple(reversed(strides))[: len(shape)]
 
 
 def _fitted(

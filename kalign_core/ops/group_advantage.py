@@ -14,7 +14,7 @@ from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.ops.tokens import DTYPES, check_constants
 from kalign_core.problems import one_device
 
-MAX_GROUP = 65536
+MAX_GROUP = 4096
 
 
 class GroupAdvantage(Operator):
@@ -25,7 +25,7 @@ class GroupAdvantage(Operator):
     exactly 0, and so does a group of one; nothing is added to the deviation. Any shape whose elements, row-major, are
     whole groups: ``(B)``, ``(prompts group_size)``. float32, bfloat16, float16, computed in float32, rounded once. A
     group's bits depend on that group alone. No gradient. Raises ``BadArgument`` for a size that does not divide the
-    rewards, for groups of more than 65,536, for dtypes and for rewards that ask for a gradient.
+    rewards, for groups of more than 4,096, for dtypes and for rewards that ask for a gradient.
     """
 
     name: ClassVar[str] = "group_advantage"

@@ -28,4 +28,4 @@ def watch_range(owner: str, ids: torch.Tensor, bound: int, ignored: int | None =
     known = (ids >= 0) & (ids < bound)
     if ignored is not None:
         known |= ids == ignored
-    torch._assert_async(known.all(), f"{owner}: an id lies outside [0, {bound})")  # type: ignore[call-overload]
+    torch._assert_async(known.all(), f"{owner}: an id lies outside [0, {bound})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -188,8 +189,9 @@ class _Pack(torch.autograd.Function):
     @staticmethod
     @first_order("pack")
     def backward(ctx: Any, d_packed: torch.Tensor) -> Any:
+        (cu_seqlens,) = ctx.saved_tensors
         with context.restored(ctx.call):
-            return padded_of(d_packed, *ctx.saved_tensors, ctx.length, ctx.side), None, None, None
+            return padded_of(d_packed, cu_seqlens, ctx.length, ctx.side), None, None, None
 
 
 class _Unpack(torch.autograd.Function):
@@ -202,8 +204,9 @@ class _Unpack(torch.autograd.Function):
     @staticmethod
     @first_order("unpack")
     def backward(ctx: Any, d_padded: torch.Tensor) -> Any:
+        (cu_seqlens,) = ctx.saved_tensors
         with context.restored(ctx.call):
-            return packed_of(d_padded, *ctx.saved_tensors, ctx.total, ctx.side), None, None, None
+            return packed_of(d_padded, cu_seqlens, ctx.total, ctx.side), None, None, None
 
 
 # --- as torch.compile sees them -----------------------------------------------------------------------------------
@@ -215,6 +218,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.length, ctx.total = tensor.shape[1] if tensor.dim() > 1 else 0, tensor.shape[0]
 
 
+_opaque_unpack: Callable[..., Any]
 _opaque_pack = opaque(
     "pack(Tensor padded, Tensor cu_seqlens, SymInt total, str side) -> Tensor",
     packed_of,

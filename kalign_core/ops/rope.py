@@ -127,8 +127,9 @@ class _Rope(torch.autograd.Function):
     @staticmethod
     @first_order("rope")
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
+        cos, sin = ctx.saved_tensors
         with context.restored(ctx.call):
-            return backward(*ctx.saved_tensors, d_out, ctx.interleaved), None, None, None
+            return backward(cos, sin, d_out, ctx.interleaved), None, None, None
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:

@@ -172,7 +172,9 @@ def _equal(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None, others: torch.Tensor | None = None
 ) -> bool:
     """Whether two tensors, or ``rows`` of one and ``others`` of the other, agree in every byte; a block at a time."""
-    ours, theirs = torch.atleast_1d(as_integers(a), as_integers(b))
+    ours, theirs = as_integers(a), as_integers(b)
+    if not ours.dim():
+        ours, theirs = ours.view(1), theirs.view(1)
     step = max(1, _BLOCK_ELEMENTS // max(1, ours[:1].numel()))
     count = ours.shape[0] if rows is None else len(rows)
     unlike = []
