@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import kalign_core as kalign
 from kalign_core.session import Session
 from kalign_core.settings import Settings
 from tests.core.scripted import bits, ops
@@ -70,3 +71,13 @@ def test_a_compiled_call_is_one_node_with_the_same_bits(op: Any) -> None:
         assert both_ways(compiled, args) == both_ways(op, args)
     finally:
         torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["rope", "ratio_kl", "grpo_loss", "group_advantage", "embedding", "pack"])
+def test_the_gate_passes_every_reference(name: str) -> None:
+    """Each kernel's reference keeps what it promises: outputs written, rows for themselves, the same bytes again."""
+    op = ops.named(name)
+    with Session(configuration=Settings()).active():
+        verdicts = kalign.verify(op, *given(op))
+    assert {v.kernel for v in verdicts} == {kernel.name for kernel in op.kernels}
+    assert {v.kernel: str(v.verdict.refutation) for v in verdicts if v.verdict.state != "not refuted"} == {}
