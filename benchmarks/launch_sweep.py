@@ -28,14 +28,14 @@ def launches(names: str, *rows: tuple[int, ...]) -> list[dict[str, int]]:
 
 
 POINTWISE = launches("BLOCK num_warps", (512, 2), (512, 4), (512, 8), (1024, 4), (1024, 8), (2048, 8))
-COPIES = launches("ROWS BLOCK num_warps", (1, 2048, 4), (1, 1024, 2), (4, 1024, 4), (1, 4096, 8))
+COPIES = launches("ELEMENTS num_warps", (2048, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8))
 LAUNCHES: dict[str, list[dict[str, int]]] = {
     "swiglu": launches("BLOCK num_warps", (1024, 4), (2048, 4), (4096, 8)),
     "swiglu_backward": launches("BLOCK num_warps", (1024, 4), (2048, 4), (2048, 8), (4096, 8)),
-    "rope": launches("ROWS GROUP num_warps", (1, 64, 8), (1, 32, 4), (2, 8, 4), (4, 8, 4), (4, 8, 8), (1, 32, 8)),
+    "rope": launches("PAIRS GROUP num_warps", (4096, 64, 8), (2048, 32, 4), (1024, 8, 4), (2048, 8, 4), (2048, 8, 8)),
     "ratio_kl": POINTWISE,
     "ratio_kl_backward": POINTWISE,
-    "grpo_loss_blocks": launches("BLOCKS num_warps", (1, 1), (1, 2), (1, 4), (2, 4), (2, 8)),
+    "grpo_loss_blocks": launches("BLOCKS num_warps", (1, 2), (1, 4), (1, 8), (2, 4), (2, 8)),
     "grpo_loss_fold": launches("num_warps", (4,), (16,)),
     "grpo_loss_backward": POINTWISE,
     "group_advantage": launches("ROWS num_warps", (4, 1), (8, 2), (8, 4), (16, 4), (16, 8), (32, 8)),

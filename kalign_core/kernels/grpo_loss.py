@@ -82,7 +82,7 @@ def _token_losses(
 
 @kernel(
     name="grpo_loss_blocks",
-    family="blocks",
+    family="tokens",
     contract="grpo_loss/1",
     dims=("B", "S"),
     bucket=BUCKET,
@@ -93,7 +93,7 @@ def _token_losses(
         "counts": written("B", "S/1024", strides=("blocks_stride", 1)),
     },
     reference=Config(BLOCKS=1, TOKENS=TOKENS, LOG2=10, num_warps=2, num_stages=1, enable_fp_fusion=False),
-    knobs={"BLOCKS": (1, 2, 4), "num_warps": (1, 2, 4, 8)},
+    knobs={"BLOCKS": (1, 2), "num_warps": (2, 4, 8)},
     grid=lambda p, c: (p.B, cdiv(p.S, c.BLOCKS * TOKENS)),
 )
 @triton.jit(do_not_specialize=["B", "S"])
@@ -210,7 +210,7 @@ def _gradient(
 
 @kernel(
     name="grpo_loss_backward",
-    family="pointwise",
+    family="tokens",
     contract="grpo_loss/1",
     dims=("B", "S"),
     bucket=BUCKET,

@@ -10,15 +10,19 @@ import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, next_power_of_2, powers_of_two, written
 
-KNOBS = {"ROWS": (1, 4, 16, 64, 256), "BLOCK": (16, 64, 256, 1024, 4096), "num_warps": (1, 2, 4, 8)}
-# 16 elements a thread of 4 warps.
-ELEMENTS = 2048
+# A program copies ELEMENTS elements, of as few rows as have them.
+REFERENCE = Config(ELEMENTS=2048, num_warps=4, num_stages=1, enable_fp_fusion=False)
+KNOBS = {"ELEMENTS": (2048, 4096), "num_warps": (2, 4, 8)}
 
 
-def filled_tiles(p):
-    """Reference: 2,048 elements a program, of as few rows as have them, and 4 warps."""
-    block = max(1, min(ELEMENTS, next_power_of_2(p.F)))
-    return Config(ROWS=ELEMENTS // block, BLOCK=block, num_warps=4, num_stages=1, enable_fp_fusion=False)
+def block_of(p):
+    """Elements of one row that a program copies."""
+    return min(2048, next_power_of_2(p.F))
+
+
+def rows_of(p, c):
+    """Rows of which a program copies elements."""
+    return c.ELEMENTS // block_of(p)
 
 
 @kernel(
@@ -33,15 +37,17 @@ def filled_tiles(p):
         "ends": index("B", bound="T"),
         "packed": written("T", "F", strides=("packed_stride", 1)),
     },
-    reference=filled_tiles,
+    reference=REFERENCE,
     knobs=KNOBS,
-    grid=lambda p, c: (cdiv(p.T, c.ROWS) * cdiv(p.F, c.BLOCK),),
+    derived={"BLOCK": block_of},
+    grid=lambda p, c: (cdiv(p.T, rows_of(p, c)) * cdiv(p.F, block_of(p)),),
 )
 @triton.jit(do_not_specialize=["T", "B", "S"])
 def pack_kernel(
     padded, starts, ends, packed, T, B, S, F, padded_stride, padded_row_stride, packed_stride, steps, at_end,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = ELEMENTS // BLOCK
     tiles = tl.cdiv(F, BLOCK)
     rows = (tl.program_id(0) // tiles).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
@@ -78,15 +84,17 @@ def pack_kernel(
         "ends": index("B", bound="T"),
         "padded": written("B", "S", "F", strides=("padded_stride", "padded_row_stride", 1)),
     },
-    reference=filled_tiles,
+    reference=REFERENCE,
     knobs=KNOBS,
-    grid=lambda p, c: (p.B * cdiv(p.S, c.ROWS) * cdiv(p.F, c.BLOCK),),
+    derived={"BLOCK": block_of},
+    grid=lambda p, c: (p.B * cdiv(p.S, rows_of(p, c)) * cdiv(p.F, block_of(p)),),
 )
 @triton.jit(do_not_specialize=["T", "B", "S"])
 def unpack_kernel(
     packed, starts, ends, padded, T, B, S, F, packed_stride, padded_stride, padded_row_stride, at_end,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ELEMENTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = ELEMENTS // BLOCK
     tiles = tl.cdiv(F, BLOCK)
     chunks = tl.cdiv(S, ROWS)
     sequence = (tl.program_id(0) // (tiles * chunks)).to(tl.int64)

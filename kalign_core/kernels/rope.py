@@ -11,18 +11,23 @@ import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, powers_of_two, written
 
-KNOBS = {"ROWS": (1, 2, 4, 8), "GROUP": (4, 8, 16, 32, 64), "num_warps": (2, 4, 8)}
-# Pairs a program holds under the reference: 16 a thread of 4 warps.
-PAIRS = 2048
+# A program holds PAIRS pairs of GROUP heads, of as many tokens as it takes; more where one token's are more already.
+KNOBS = {"PAIRS": (1024, 2048, 4096), "GROUP": (8, 16, 32, 64), "num_warps": (4, 8)}
+
+
+def half_of(p):
+    return next_power_of_2(p.D // 2)
+
+
+def rows_of(p, c):
+    """Tokens of one program."""
+    return max(1, c.PAIRS // (half_of(p) * c.GROUP))
 
 
 def whole_tokens(p):
-    """Reference: about 2,048 pairs, of as many heads of a token as there are and of up to 8 tokens."""
-    half = next_power_of_2(p.D // 2)
-    group = max(4, min(64, next_power_of_2(p.HEADS), PAIRS // half))
-    rows = max(1, min(8, PAIRS // (half * group)))
-    warps = max(1, min(8, rows * group * half // 512))
-    return Config(ROWS=rows, GROUP=group, num_warps=warps, num_stages=1, enable_fp_fusion=False)
+    """Reference: about 2,048 pairs, 16 a thread, of as many heads of a token as there are."""
+    group = max(1, min(64, next_power_of_2(p.HEADS), 2048 // half_of(p)))
+    return Config(PAIRS=2048, GROUP=group, num_warps=4, num_stages=1, enable_fp_fusion=False)
 
 
 @triton.jit
@@ -46,17 +51,18 @@ def _turn(a, b, c, s):
     reference=whole_tokens,
     knobs=KNOBS,
     derived={
-        "HALF": lambda p: next_power_of_2(p.D // 2),
+        "HALF": half_of,
         "INTERLEAVED": lambda p: bool(p.value("interleaved")),
     },
-    grid=lambda p, c: (cdiv(p.T, c.ROWS) * cdiv(p.HEADS, c.GROUP),),
+    grid=lambda p, c: (cdiv(p.T, rows_of(p, c)) * cdiv(p.HEADS, c.GROUP),),
 )
 @triton.jit(do_not_specialize=["T"])
 def rope_kernel(
     x, cos, sin, out, T, HEADS, D, x_stride, x_head_stride, cos_stride, sin_stride, out_stride, out_head_stride,
     sign, interleaved,
-    ROWS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
+    ROWS: tl.constexpr = PAIRS // (HALF * GROUP) if PAIRS > HALF * GROUP else 1
     groups = tl.cdiv(HEADS, GROUP)
     rows = (tl.program_id(0) // groups).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     heads = (tl.program_id(0) % groups) * GROUP + tl.arange(0, GROUP)

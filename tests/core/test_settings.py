@@ -27,6 +27,7 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("KALIGN_DISABLE_PLUGINS", "rocm", "disabled_plugins", ("rocm",)),
         ("KALIGN_STRICT", "1", "strict", True),
         ("KALIGN_STRICT", "off", "strict", False),
+        ("KALIGN_DEBUG_IDS", "1", "debug_ids", True),
         ("KALIGN_TUNE_BUDGET_S", "2.5", "tune_budget_s", 2.5),
         ("KALIGN_TUNE_BUDGET_S", "0", "tune_budget_s", 0.0),
     ],
