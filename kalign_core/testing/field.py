@@ -49,7 +49,7 @@ class Field:
         contenders = tuple(self._contender(number) for number in range(len(self.times_us)))
         bench: Any = SimpleNamespace(
             device=0, interpreted=False, bytes_per_set=lambda: 1, argument_sets=lambda count: [()] * count,
-            kernel=SimpleNamespace(outputs=tuple, parameters=(), args={}),
+            kernel=SimpleNamespace(outputs=tuple, parameters=(), args={}), problem=Problem("numbered", (), (), "train"),
         )  # fmt: skip
         return Race(contenders, self.finalists, Meter(_Scripted(self), bench, pressed=self.is_spent))
 
