@@ -18,9 +18,9 @@ from kalign_core.declare import OUTPUTS, Kernel, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import ITEM_BYTES, Argument, Case, Config, InputFamily, Problem
 from kalign_core.verifier.bound import Bound
-from kalign_core.verifier.compare import Buffer, Seal, copy_of, extent_of, seal_words
+from kalign_core.verifier.compare import Buffer, Seal, copy_of, divided, extent_of, seal_words
 from kalign_core.verifier.flight import ready
-from kalign_core.verifier.making import POISON, Maker, bytes_taken, empty, laid, row_numbers
+from kalign_core.verifier.making import POISON, Maker, bytes_taken, laid, row_numbers, stand_in
 from kalign_core.verifier.run import Run
 from kalign_core.verifier.variants import VARIANTS, resized, variant
 
@@ -165,9 +165,10 @@ class Bench:
         sizes = [bytes_taken(self.kernel, problem, arg) for arg in args]
         seals = sum(map(seal_words, inputs.values()))
         words = torch.empty(sum(sizes) // 4 + seals, dtype=torch.int32, device=self.torch_device)
-        flats = words[: sum(sizes) // 4].view(torch.uint8).split(sizes)
+        flats = divided(words.view(torch.uint8), sizes)
         outputs = {arg.name: laid(self.kernel, problem, arg, flat) for arg, flat in zip(args, flats, strict=True)}
-        arguments = self._assembled(problem, {**inputs, **outputs})
+        views = {name: buffer.view for name, buffer in (*inputs.items(), *outputs.items())}
+        arguments = self._assembled(problem, views)
         return Run(words, outputs, arguments, tuple(inputs.values()), starts, case.fill)
 
     def inputs(self, case: Case) -> dict[str, Buffer]:
@@ -214,28 +215,32 @@ class Bench:
         self._kept = {}
 
     def changed_input(self, case: Case) -> str:
-        """Name of an input of ``case`` that something wrote to since it was made, or an empty string; makes it anew."""
-        buffers = self.inputs(case)
-        before = self.imprints(case)
-        now = [torch.empty_like(imprint) for imprint in before]
-        for buffer, into in zip(buffers.values(), now, strict=True):
-            Seal.of(buffer, into).take()
-        if not before or torch.equal(torch.cat(before), torch.cat(now)):
-            return ""
-        self.renew_inputs()
-        fresh = self.inputs(case)
-        return next((name for name in fresh if not torch.equal(fresh[name].flat, buffers[name].flat)), "")
+        """Name of an input of ``case`` that something wrote to since it was made, or an empty string.
+
+        All are forgotten then, to be made anew.
+        """
+        for name, buffer in self.inputs(case).items():
+            now = torch.empty_like(self._kept[name].imprint)
+            Seal.of(buffer, now).take()
+            if not torch.equal(now, self._kept[name].imprint):
+                self.renew_inputs()
+                return name
+        return ""
 
     def outside(self, name: str, case: Case) -> int:
         """The byte around the elements of output ``name``."""
         return POISON if self.kernel.args[name].kind == "accumulated" else case.fill
 
     def sample_arguments(self, case: Case | None = None) -> tuple[Any, ...]:
-        """Arguments of the right kind on the right device, for binding a launch; their contents are arbitrary."""
+        """Arguments of the right kind on the right device, for binding a launch; not to be launched with.
+
+        They have dtype, shape and alignment of the case's and no memory but for one element.
+        """
         problem = self.problem if case is None else self.problem_for(case)
         tensors = [arg for arg in problem.args if arg.is_tensor]
-        made = {arg.name: empty(self.kernel, problem, arg, self.torch_device, POISON) for arg in tensors}
-        return self._assembled(problem, made)
+        return self._assembled(
+            problem, {arg.name: stand_in(self.kernel, problem, arg, self.torch_device) for arg in tensors}
+        )
 
     def argument_sets(self, count: int) -> list[tuple[Any, ...]]:
         """``count`` sets of arguments for timing, equal in content, each with tensors of its own."""
@@ -245,10 +250,10 @@ class Bench:
         tensors = {**self.inputs(case), **run.outputs}
         self.renew_inputs()
         copies = [{name: copy_of(buffer) for name, buffer in tensors.items()} for _ in range(1, count)]
-        return [self._assembled(self.problem, each) for each in (tensors, *copies)]
+        sets = ({name: buffer.view for name, buffer in each.items()} for each in (tensors, *copies))
+        return [self._assembled(self.problem, each) for each in sets]
 
-    def _assembled(self, problem: Problem, tensors: dict[str, Buffer]) -> tuple[Any, ...]:
+    def _assembled(self, problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         values: dict[str, Any] = {arg.name: arg.value for arg in problem.args}
-        values |= {name: buffer.view for name, buffer in tensors.items()}
-        values |= dict(problem.dims)
+        values |= {**tensors, **dict(problem.dims)}
         return tuple(values[name] for name in self.kernel.parameters)

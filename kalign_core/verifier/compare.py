@@ -6,6 +6,7 @@ order in which a device adds them does not matter.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,9 +112,9 @@ def repeated(fill: int, size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """An imprint of a buffer: sums modulo 2**32 over the columns and rows of a table 4096 words wide with all its bytes.
+    """An imprint of a buffer: sums modulo 2**32 over the columns and rows of a table with all its bytes.
 
-    Whatever changes a byte changes a sum, but for changes that keep every row's and every column's.
+    The table is 4096 words wide. Whatever changes a byte changes a sum, but for changes that keep every one of them.
     """
 
     table: torch.Tensor
@@ -135,6 +136,12 @@ class Seal:
 def seal_words(buffer: Buffer) -> int:
     """How many words the seal of ``buffer`` has."""
     return _FOLD + buffer.flat.numel() // _ROUND_BYTES
+
+
+def divided(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """A vector in pieces of ``sizes``, from its beginning."""
+    ends = itertools.accumulate(sizes)
+    return [tensor[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,6 +48,12 @@ def laid(kernel: Kernel, problem: Problem, arg: Argument, flat: torch.Tensor) ->
     return placed(flat, *_layout(kernel, problem, arg), aligned=arg.aligned)
 
 
+def stand_in(kernel: Kernel, problem: Problem, arg: Argument, device: torch.device) -> torch.Tensor:
+    """A tensor with dtype, shape and alignment of ``arg`` and the memory of one element; its strides are zero."""
+    shape, _, dtype = _layout(kernel, problem, arg)
+    return torch.empty(2, dtype=dtype, device=device)[0 if arg.aligned else 1].expand(shape)
+
+
 def _layout(kernel: Kernel, problem: Problem, arg: Argument) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     sizes = dict(problem.dims)
     shape = tuple(axis_size(axis, sizes) for axis in kernel.args[arg.name].shape)

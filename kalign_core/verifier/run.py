@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kalign_core.verifier.compare import Buffer, Seal, repeated, same, seal_words
+from kalign_core.verifier.compare import Buffer, Seal, divided, repeated, same, seal_words
 
 
 class Run:
@@ -36,8 +36,12 @@ class Run:
         written = sum(buffer.flat.numel() for buffer in outputs.values()) // 4
         self._written, self._seal = words[:written], words[written:]
         self._starts = [(outputs[name].flat, start.flat) for name, start in starts.items()]
-        parts = self._seal.split([seal_words(buffer) for buffer in inputs])
+        parts = divided(self._seal, [seal_words(buffer) for buffer in inputs])
         self._seals = [Seal.of(buffer, part) for buffer, part in zip(inputs, parts, strict=True)]
+
+    def retire(self) -> None:
+        """Let go of the inputs: this run is not launched into again."""
+        self.arguments, self._seals = (), []
 
     def clear(self) -> None:
         """Make the outputs' memory what it has to be before a launch."""

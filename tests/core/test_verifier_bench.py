@@ -345,3 +345,17 @@ def test_other_code_is_bound_exactly_where_the_compiler_would_make_it(case: Case
     assert platform.problems[1:] == [bench.problem_for(case)] * again
     bound.launch_for(bench, case)
     assert len(platform.problems) == 1 + again
+
+
+@pytest.mark.parametrize("variant", ["", "unaligned", "wide", "far"])
+def test_arguments_to_bind_with_take_no_memory(variant: str) -> None:
+    """Dtype, shape and alignment are the case's; a problem of gigabytes is bound all the same."""
+    bench = sums_bench(sums_problem(1 << 16, 1 << 14))
+    case = Case("", variant=variant)
+    args = bench.sample_arguments(case)
+    problem = bench.problem_for(case)
+    x, _, out = args[:3]
+    assert (x.shape, out.shape) == ((1 << 16, 1 << 14),) * 2
+    assert out.dtype is (torch.float32 if variant == "wide" else torch.bfloat16)
+    assert (x.data_ptr() % 16 == 0) is problem.argument("x").aligned
+    assert x.untyped_storage().nbytes() <= 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -120,7 +121,7 @@ def test_what_is_asked_for_in_both_widths_comes_together() -> None:
     cases = list(checks.batch(gpu_bench(sums_problem(300, 1 << 14))))
     places = [(case.shift, case.step, case.neighbours, case.dims) for case in cases]
     assert len(places) > len(set(places))
-    assert sum(one == other for one, other in zip(places, places[1:], strict=False)) == len(places) - len(set(places))
+    assert sum(one == other for one, other in itertools.pairwise(places)) == len(places) - len(set(places))
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -16,9 +18,9 @@ from kalign_core.verifier.variants import dense_problem
 from tests.core.verifier_samples import FAMILIES, adds, good, sums_bench, tensor_of
 
 
-def finished(bench: Bench, case: Case = Case("")) -> Run:
+def finished(bench: Bench) -> Run:
     """A run of ``good`` with its seal taken."""
-    run = bench.run(good, case)
+    run = bench.run(good, Case(""))
     run.seal()
     return run
 
@@ -35,7 +37,7 @@ def test_outputs_lie_between_guard_bands_and_apart(variant: str) -> None:
         assert start >= GUARD_BYTES
         assert (buffer.view.data_ptr() % 16 == 0) is bench.problem_for(case).argument(name).aligned
         ends.append((buffer.flat.data_ptr(), buffer.flat.data_ptr() + buffer.flat.numel()))
-    assert all(end <= start for (_, end), (start, _) in zip(sorted(ends), sorted(ends)[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(sorted(ends)))
 
 
 def test_clearing_makes_every_byte_the_fill() -> None:
