@@ -17,11 +17,12 @@ from kalign_core.records import Refutation
 from kalign_core.verifier.inputs import INTEGERS
 
 GUARD_BYTES = 512
-_CHUNK = 1 << 18
-_WORDS_AT_ONCE = 1 << 27
-_ELEMENTS_AT_ONCE = 1 << 22
+_CHUNK = 1 << 16
+_PAIRS_AT_ONCE = 1 << 26
+_ELEMENTS_AT_ONCE = 1 << 21
 _FOLD = 4096
-_ROUND_BYTES = 4 * _FOLD
+_ROW_BYTES = 4 * _FOLD
+_ROUND_BYTES = 2 * _ROW_BYTES  # a seal then has an even number of words, to be compared two at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,16 @@ def copy_of(buffer: Buffer) -> Buffer:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two int32 vectors are equal; waits for the device."""
-    if a.numel() <= _WORDS_AT_ONCE:
+    """Whether two int32 vectors of even length are equal; waits for the device.
+
+    On a device it takes an eighth of the memory of one of them: a byte for every two words.
+    """
+    a, b = a.view(torch.int64), b.view(torch.int64)
+    if a.numel() <= _PAIRS_AT_ONCE:
         return torch.equal(a, b)
     return all(
-        torch.equal(a[start : start + _WORDS_AT_ONCE], b[start : start + _WORDS_AT_ONCE])
-        for start in range(0, a.numel(), _WORDS_AT_ONCE)
+        torch.equal(a[start : start + _PAIRS_AT_ONCE], b[start : start + _PAIRS_AT_ONCE])
+        for start in range(0, a.numel(), _PAIRS_AT_ONCE)
     )
 
 
@@ -97,7 +102,7 @@ def untouched(buffer: Buffer, fill: int) -> bool:
     Overwrites the elements, so that no copy is needed.
     """
     as_integers(buffer.view).fill_(repeated(fill, buffer.view.element_size()))
-    return bool((buffer.words == repeated(fill, 4)).all())
+    return bool((buffer.flat.view(torch.int64) == repeated(fill, 8)).all())
 
 
 def follows(view: torch.Tensor, fill: int) -> torch.Tensor:
@@ -135,7 +140,7 @@ class Seal:
 
 def seal_words(buffer: Buffer) -> int:
     """How many words the seal of ``buffer`` has."""
-    return _FOLD + buffer.flat.numel() // _ROUND_BYTES
+    return _FOLD + buffer.flat.numel() // _ROW_BYTES
 
 
 def divided(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

@@ -147,13 +147,14 @@ def normals(request: Request) -> Tensor:
     """
     first = request.hash(0)
     second = _stir(first ^ signed(0x9E3779B1))
-    below = (first ^ second).bitwise_right_shift_(13).bitwise_and_(63)
-    total = first & 0xFFFF
-    total += first.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
-    total += torch.bitwise_and(second, 0xFFFF, out=first)
-    total += second.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
-    total.sub_(131070).mul_(64).add_(below)
-    return torch.mul(total, 1.75 / (65536 * 64), out=bits(first)).to(request.torch_dtype)
+    total = (first ^ second).bitwise_right_shift_(13).bitwise_and_(63).sub_(131070 * 64)
+    high = first >> 16
+    high.bitwise_and_(0xFFFF)
+    first += second
+    high += second.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    first.sub_(high, alpha=0xFFFF)  # low halves and high ones, each once
+    total.add_(first, alpha=64)
+    return torch.mul(total, 1.75 / (65536 * 64), out=bits(high)).to(request.torch_dtype)
 
 
 def spread(request: Request) -> Tensor:
@@ -189,16 +190,16 @@ def swallowing(request: Request) -> Tensor:
     big = 3e4 if request.narrow else 1e20
     small = 2.0**-23 if request.narrow else 3.0
     table = torch.tensor([big, -big, small, 0.0], dtype=torch.float32, device=request.rows.device)
-    turn = (request.along()[None, :] + request.rows[:, None]) & 3
-    return table[turn.long()].to(request.torch_dtype)
+    turn = (request.along()[None, :] + request.rows[:, None]).bitwise_and_(3)
+    return table.to(request.torch_dtype)[turn.long()]
 
 
 def signed_zeros(request: Request) -> Tensor:
     """Zeros of both signs, whole rows of them, and a few ones."""
     noise = request.hash(6)
-    zero = noise & _SIGN
     one = ((noise & 15) == 0) & ((request.rows & 1) == 0)[:, None]
-    return bits(torch.where(one, zero | (127 << 23), zero)).to(request.torch_dtype)
+    noise.bitwise_and_(_SIGN).bitwise_or_(one.to(torch.int32).mul_(127 << 23))
+    return bits(noise).to(request.torch_dtype)
 
 
 def subnormals(request: Request) -> Tensor:
@@ -208,11 +209,13 @@ def subnormals(request: Request) -> Tensor:
     noise = request.hash(7)
     if request.dtype in ("bf16", "fp16"):
         mantissa = 0x7F if request.dtype == "bf16" else 0x3FF
-        return ((noise & mantissa) | ((noise >> 16) & -32768)).to(torch.int16).view(request.torch_dtype)
+        low = noise & mantissa
+        low |= noise.bitwise_right_shift_(16).bitwise_and_(-32768)
+        return low.to(torch.int16).view(request.torch_dtype)
     if request.torch_dtype.itemsize == 1:
         mantissa = 7 if request.dtype == "fp8e4nv" else 3
-        return (noise & (0x80 | mantissa)).to(torch.uint8).view(request.torch_dtype)
-    return bits(noise & (_SIGN | _MANTISSA)).to(request.torch_dtype)
+        return noise.bitwise_and_(0x80 | mantissa).to(torch.uint8).view(request.torch_dtype)
+    return bits(noise.bitwise_and_(_SIGN | _MANTISSA)).to(request.torch_dtype)
 
 
 def infinities(request: Request) -> Tensor:
@@ -221,7 +224,8 @@ def infinities(request: Request) -> Tensor:
     noise = request.hash(8)
     kind = (request.rows % 7)[:, None]
     hit = ((noise & 63) == 0) | request.ends(kind == 1, kind == 6)
-    values = torch.where(hit, torch.where(noise < 0, -torch.inf, torch.inf), values)
+    values.masked_fill_(hit, torch.inf)
+    values.masked_fill_(hit & (noise < 0), -torch.inf)
     values.masked_fill_(kind == 3, -torch.inf).masked_fill_(kind == 5, torch.inf)
     return values.to(request.torch_dtype)
 
@@ -240,7 +244,7 @@ def not_numbers(request: Request) -> Tensor:
 
 def integers(request: Request, bound: int) -> Tensor:
     """Whole numbers from 0 up to ``bound``, exclusive."""
-    return ((request.hash(10) & 0x7FFFFFFF) % bound).to(request.torch_dtype)
+    return request.hash(10).bitwise_and_(0x7FFFFFFF).remainder_(bound).to(request.torch_dtype)
 
 
 CORE_FAMILIES: tuple[InputFamily, ...] = (

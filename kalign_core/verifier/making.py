@@ -19,7 +19,7 @@ from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
 
 POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
-# A block and what it is made of take up to 22 bytes an element: few large blocks where the problem is large itself.
+# A block and what it is made of take up to 18 bytes an element: few large blocks where the problem is large itself.
 _LEAST_BLOCK, _LARGEST_BLOCK = 1 << 16, 1 << 24
 _BYTES_PER_ELEMENT = 24
 

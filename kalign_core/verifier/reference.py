@@ -22,7 +22,7 @@ from kalign_core.verifier.flight import random_states
 from kalign_core.verifier.repeat import content_text
 from kalign_core.verifier.run import Run
 
-_BLOCK_ELEMENTS = 1 << 21
+_BLOCKS, _LEAST_BLOCK_ELEMENTS = 64, 1 << 16
 
 
 class Reference:
@@ -34,7 +34,9 @@ class Reference:
 
     def run(self, case: Case) -> Run:
         """Run the reference on ``case``; raises ``CandidateFailed`` where it cannot be launched."""
-        return self.bench.run(self.bound.launch_for(self.bench, case), case)
+        run = self.bench.run(self.bound.launch_for(self.bench, case), case)
+        run.retire()
+        return run
 
     def _base(self, case: Case) -> Run:
         """The run of ``case`` that others are compared with; the last one is kept."""
@@ -77,12 +79,14 @@ class Reference:
             raise self._broken("draws from torch's random numbers")
         first = self.run(case)
         for fill in FILLS[1:]:
-            filled = replace(case, fill=fill)
-            other = self.run(filled)
-            self._check_written(case, first, filled, other)
-            self._check_surroundings(filled, other)
+            self._check_filled(case, first, replace(case, fill=fill))
         for how in () if self.bench.interpreted else ("graph", "stream"):
             self._check_same(case, first, self.run(replace(case, how=how)), f"a run on a {how} disagrees")
+
+    def _check_filled(self, case: Case, first: Run, filled: Case) -> None:
+        other = self.run(filled)
+        self._check_written(case, first, filled, other)
+        self._check_surroundings(filled, other)
 
     def _try_wide(self) -> None:
         """Do without the wide output where the device has not the resources for it."""
@@ -121,8 +125,7 @@ class Reference:
             return
         for case in sorted(batch(self.bench), key=lambda case: case.variant):
             if all(dim == self.bench.kernel.rows for dim, _ in case.dims):
-                base = self._base(batch_base(self.bench, case.variant))
-                self._check_rows_of(case, self.run(case), base)
+                self._check_rows_of(case, self.run(case), self._base(batch_base(self.bench, case.variant)))
 
     def _check_rows_of(self, case: Case, run: Run, base: Run) -> None:
         numbers = self.bench.row_numbers(case)
@@ -154,16 +157,18 @@ class Reference:
             if plain == case or case.dims or case.variant == "far":
                 continue
             try:
-                run = self.run(case)
+                self._check_layout(case, self.run(case), plain)
             except CandidateFailed:
                 continue
-            base = self._base(plain)
-            for name, buffer in run.outputs.items():
-                if not _equal(buffer.view, base.outputs[name].view):
-                    raise NotTunable(
-                        f"{self.bench.kernel}: {name} depends on the layout ({describe(case)})",
-                        why="the same numbers must give the same bits wherever they lie in memory",
-                    )
+
+    def _check_layout(self, case: Case, run: Run, plain: Case) -> None:
+        base = self._base(plain)
+        for name, buffer in run.outputs.items():
+            if not _equal(buffer.view, base.outputs[name].view):
+                raise NotTunable(
+                    f"{self.bench.kernel}: {name} depends on the layout ({describe(case)})",
+                    why="the same numbers must give the same bits wherever they lie in memory",
+                )
 
     def _broken(self, what: str, fix: str = "") -> NotTunable:
         return NotTunable(f"{self.bench.kernel} {what}", fix=fix)
@@ -172,9 +177,12 @@ class Reference:
 def _equal(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None, others: torch.Tensor | None = None
 ) -> bool:
-    """Whether two tensors, or ``rows`` of one and ``others`` of the other, agree in every byte; a block at a time."""
+    """Whether two tensors, or ``rows`` of one and ``others`` of the other, agree in every byte.
+
+    A block of rows at a time: picking rows copies them.
+    """
     ours, theirs = as_integers(a), as_integers(b)
-    step = max(1, _BLOCK_ELEMENTS // max(1, ours[:1].numel()))
+    step = max(1, max(_LEAST_BLOCK_ELEMENTS, ours.numel() // _BLOCKS) // max(1, ours[:1].numel()))
     count = ours.shape[0] if rows is None else len(rows)
     unlike = []
     for start in range(0, count, step):

@@ -86,7 +86,7 @@ def test_any_changed_byte_is_seen(draw: st.DataObject, at_once: int) -> None:
     ours = buffer(strides=(9, 1))
     theirs = copy_of(ours)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "_WORDS_AT_ONCE", at_once << 8)
+        patch.setattr(compare, "_PAIRS_AT_ONCE", at_once << 8)
         assert same(ours.words, theirs.words)
         theirs.flat[draw.draw(st.integers(0, theirs.flat.numel() - 1))] ^= draw.draw(st.integers(1, 255))
         assert not same(ours.words, theirs.words)
