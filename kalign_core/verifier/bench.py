@@ -7,6 +7,8 @@ once per case and shared by every candidate run on it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +18,22 @@ from kalign_core.declare import OUTPUTS, Kernel, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import ITEM_BYTES, Argument, Case, Config, InputFamily, Problem
 from kalign_core.verifier.bound import Bound
-from kalign_core.verifier.compare import Buffer, copy_of, extent_of, imprint
-from kalign_core.verifier.flight import fly
-from kalign_core.verifier.making import POISON, Maker, empty, row_numbers
+from kalign_core.verifier.compare import Buffer, Seal, copy_of, divided, extent_of, seal_words
+from kalign_core.verifier.flight import ready
+from kalign_core.verifier.making import POISON, Maker, bytes_taken, laid, row_numbers, stand_in
+from kalign_core.verifier.run import Run
 from kalign_core.verifier.variants import VARIANTS, resized, variant
 
 if TYPE_CHECKING:
     from kalign_core.hal.base import Launch, Platform
 
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one launch left behind: every output's buffer by name."""
-
-    outputs: dict[str, Buffer]
+# How much of the problem's own memory a case may take; comparing takes an eighth of the outputs on top.
+MEMORY_SHARE, LEAST_MEMORY_BYTES = 1.75, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """One input: what makes it that one, its buffer, and its imprint before anything ran."""
+    """One tensor of a case's numbers: what makes it that one, its buffer, and its imprint before anything ran."""
 
     identity: object
     buffer: Buffer
@@ -104,11 +103,28 @@ class Bench:
     def reduced(self, case: Case, elements: int) -> Case:
         """``case`` on the first rows of the problem, so many that no tensor has more than ``elements``, 64 at least.
 
-        Most of what the gate looks for shows in any hundred rows, and making inputs is most of what it costs.
+        Most of what the gate looks for shows in any hundred rows, and making inputs is most of what it costs. In a
+        variant whose tensors are larger than the problem's, so many that they take little more memory, 16 at least.
         """
         whole = dict(self.problem.dims).get(self.growing, 0)
         rows = min(whole, max(64, elements // max(1, self._widest_row())))
+        if case.variant:
+            rows = min(rows, max(16, self._affordable(case.variant, whole)))
         return case if rows == whole else replace(case, dims=((self.growing, rows), *case.dims))
+
+    def _affordable(self, variant: str, whole: int) -> int:
+        """How many of ``whole`` rows may be run in ``variant`` in the memory that a case may take."""
+        problem = self.problem_for(Case("", variant=variant))
+        fixed = growing = 0
+        for arg in (arg for arg in problem.args if arg.is_tensor):
+            role = self.kernel.args[arg.name]
+            size = self.bytes_of(problem, arg) * (2 if role.kind in OUTPUTS else 1)
+            if self.growing in role.shape:
+                growing += size
+            else:
+                fixed += size
+        most = max(MEMORY_SHARE * self.bytes_per_set(), LEAST_MEMORY_BYTES)
+        return int(whole * max(0.0, most - fixed) / max(1, growing))
 
     def _widest_row(self) -> int:
         """Elements per row of the tensor that has most of them."""
@@ -129,27 +145,60 @@ class Bench:
 
     def run(self, launch: Launch, case: Case) -> Run:
         """Launch once on ``case`` and give what it wrote; waits for nothing unless the case asks for a graph."""
-        outputs = self.outputs(case)
-        fly(self.platform, self.device, launch, self.arguments(case, outputs), case.how)
-        return Run(outputs)
+        run = self.room(case)
+        with self.ready(launch, case, run) as fire:
+            run.clear()
+            fire()
+        return run
 
-    def arguments(self, case: Case, outputs: dict[str, Buffer]) -> tuple[Any, ...]:
-        """Run-time arguments of the kernel in parameter order: the case's inputs and ``outputs``."""
-        return self._assembled(self.problem_for(case), {**self.inputs(case), **outputs})
+    def ready(self, launch: Launch, case: Case, run: Run) -> AbstractContextManager[Callable[[], object]]:
+        """A function that launches into ``run`` once, the way the case says, as often as it is called."""
+        return ready(self.platform, self.device, launch, run.arguments, case.how)
+
+    def room(self, case: Case) -> Run:
+        """Memory for a run of ``case`` and the arguments that lead there; what it holds is arbitrary until cleared."""
+        problem = self.problem_for(case)
+        kept = self._made(case, problem)
+        inputs = {name: each.buffer for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS}
+        starts = {name: each.buffer for name, each in kept.items() if name not in inputs}
+        args = [arg for arg in map(problem.argument, self.kernel.outputs()) if arg.is_tensor]
+        sizes = [bytes_taken(self.kernel, problem, arg) for arg in args]
+        seals = sum(map(seal_words, inputs.values()))
+        words = torch.empty(sum(sizes) // 4 + seals, dtype=torch.int32, device=self.torch_device)
+        flats = divided(words.view(torch.uint8), sizes)
+        outputs = {arg.name: laid(self.kernel, problem, arg, flat) for arg, flat in zip(args, flats, strict=True)}
+        views = {name: buffer.view for name, buffer in (*inputs.items(), *outputs.items())}
+        arguments = self._assembled(problem, views)
+        return Run(words, outputs, arguments, tuple(inputs.values()), starts, case.fill)
 
     def inputs(self, case: Case) -> dict[str, Buffer]:
         """The input tensors of ``case``; the last case's are kept."""
-        problem = self.problem_for(case)
-        args = [arg for arg in problem.args if arg.is_tensor and self.kernel.args[arg.name].kind not in OUTPUTS]
-        wanted = {arg: self._identity(case, problem, arg) for arg in args}
+        kept = self._made(case, self.problem_for(case))
+        return {name: each.buffer for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS}
+
+    def imprints(self, case: Case) -> list[torch.Tensor]:
+        """Imprints of the inputs of ``case`` as they were made."""
+        kept = self._made(case, self.problem_for(case))
+        return [each.imprint for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS]
+
+    def _made(self, case: Case, problem: Problem) -> dict[str, _Kept]:
+        """Every tensor that holds the case's numbers before a launch, in the order of the problem's arguments."""
+        args = [arg for arg in problem.args if arg.is_tensor and self._holds_numbers(arg.name)]
+        wanted = {arg.name: self._identity(case, problem, arg) for arg in args}
         # Frees the old ones before making new ones.
-        self._kept = {a.name: self._kept[a.name] for a in args if self._is_kept(a.name, wanted[a])}
-        numbers = self.row_numbers(case) if len(self._kept) < len(args) else None
-        for arg, identity in wanted.items():
-            if arg.name not in self._kept:
-                made = self._maker.input(case, problem, arg, numbers)
-                self._kept[arg.name] = _Kept(identity, made, imprint([made]))
-        return {arg.name: self._kept[arg.name].buffer for arg in args}
+        self._kept = {a.name: self._kept[a.name] for a in args if self._is_kept(a.name, wanted[a.name])}
+        if len(self._kept) < len(args):
+            numbers = self.row_numbers(case)
+            for arg in (arg for arg in args if arg.name not in self._kept):
+                buffer = self._maker.input(case, problem, arg, numbers)
+                imprint = torch.empty(seal_words(buffer), dtype=torch.int32, device=self.torch_device)
+                Seal.of(buffer, imprint).take()
+                self._kept[arg.name] = _Kept(wanted[arg.name], buffer, imprint)
+        return {arg.name: self._kept[arg.name] for arg in args}
+
+    def _holds_numbers(self, name: str) -> bool:
+        kind = self.kernel.args[name].kind
+        return kind not in OUTPUTS or kind == "accumulated"
 
     def _is_kept(self, name: str, identity: object) -> bool:
         return name in self._kept and self._kept[name].identity == identity
@@ -166,51 +215,45 @@ class Bench:
         self._kept = {}
 
     def changed_input(self, case: Case) -> str:
-        """Name of an input of ``case`` that something wrote to since it was made, or an empty string."""
-        buffers = self.inputs(case)
-        if not buffers:
-            return ""
-        now = [imprint([buffer]) for buffer in buffers.values()]
-        if torch.equal(torch.cat([self._kept[name].imprint for name in buffers]), torch.cat(now)):
-            return ""
-        self.renew_inputs()
-        fresh = self.inputs(case)
-        return next((name for name in fresh if not torch.equal(fresh[name].flat, buffers[name].flat)), "")
+        """Name of an input of ``case`` that something wrote to since it was made, or an empty string.
 
-    def outputs(self, case: Case) -> dict[str, Buffer]:
-        """Fresh memory for every output, filled as the case says; accumulated ones hold the case's numbers."""
-        made, problem = {}, self.problem_for(case)
-        for name in self.kernel.outputs():
-            arg = problem.argument(name)
-            if not arg.is_tensor:
-                continue
-            if self.kernel.args[name].kind == "accumulated":
-                made[name] = self._maker.input(case, problem, arg, self.row_numbers(case))
-            else:
-                made[name] = empty(self.kernel, problem, arg, self.torch_device, case.fill)
-        return made
+        All are forgotten then, to be made anew.
+        """
+        for name, buffer in self.inputs(case).items():
+            now = torch.empty_like(self._kept[name].imprint)
+            Seal.of(buffer, now).take()
+            if not torch.equal(now, self._kept[name].imprint):
+                self.renew_inputs()
+                return name
+        return ""
 
     def outside(self, name: str, case: Case) -> int:
         """The byte around the elements of output ``name``."""
         return POISON if self.kernel.args[name].kind == "accumulated" else case.fill
 
     def sample_arguments(self, case: Case | None = None) -> tuple[Any, ...]:
-        """Arguments of the right kind on the right device, for binding a launch; their contents are arbitrary."""
+        """Arguments of the right kind on the right device, for binding a launch; not to be launched with.
+
+        They have dtype, shape and alignment of the case's and no memory but for one element.
+        """
         problem = self.problem if case is None else self.problem_for(case)
         tensors = [arg for arg in problem.args if arg.is_tensor]
-        made = {arg.name: empty(self.kernel, problem, arg, self.torch_device, POISON) for arg in tensors}
-        return self._assembled(problem, made)
+        return self._assembled(
+            problem, {arg.name: stand_in(self.kernel, problem, arg, self.torch_device) for arg in tensors}
+        )
 
     def argument_sets(self, count: int) -> list[tuple[Any, ...]]:
         """``count`` sets of arguments for timing, equal in content, each with tensors of its own."""
         case = Case("timing")
-        tensors = {**self.inputs(case), **self.outputs(case)}
+        run = self.room(case)
+        run.clear()
+        tensors = {**self.inputs(case), **run.outputs}
         self.renew_inputs()
         copies = [{name: copy_of(buffer) for name, buffer in tensors.items()} for _ in range(1, count)]
-        return [self._assembled(self.problem, each) for each in (tensors, *copies)]
+        sets = ({name: buffer.view for name, buffer in each.items()} for each in (tensors, *copies))
+        return [self._assembled(self.problem, each) for each in sets]
 
-    def _assembled(self, problem: Problem, tensors: dict[str, Buffer]) -> tuple[Any, ...]:
+    def _assembled(self, problem: Problem, tensors: dict[str, torch.Tensor]) -> tuple[Any, ...]:
         values: dict[str, Any] = {arg.name: arg.value for arg in problem.args}
-        values |= {name: buffer.view for name, buffer in tensors.items()}
-        values |= dict(problem.dims)
+        values |= {**tensors, **dict(problem.dims)}
         return tuple(values[name] for name in self.kernel.parameters)

@@ -29,9 +29,16 @@ class Bound:
         self.kernel: Kernel | None = kernel or bench.kernel
         self._launch = launch
         self._others: dict[Code, Launch] = {}
+        self._known: dict[object, Launch] = {}
 
     def launch_for(self, bench: Bench, case: Case) -> Launch:
         """The launch that serves ``case``; raises ``CandidateFailed`` where there is none."""
+        found = self._known.get((case.variant, case.dims))
+        if found is None:
+            found = self._known[case.variant, case.dims] = self._found(bench, case)
+        return found
+
+    def _found(self, bench: Bench, case: Case) -> Launch:
         kernel = self.kernel or bench.kernel
         if self._launch is None:
             self._launch = self._bind(bench, kernel, Case("binding"))

@@ -10,6 +10,7 @@ digests of two suites are never compared, and decisions taken under another suit
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -20,9 +21,10 @@ from kalign_core.records import Case, Check
 from kalign_core.verifier.probes import ORDER_PROBE, PROBES, ROWS_PER_TREE
 
 if TYPE_CHECKING:
+    from kalign_core.declare import Kernel
     from kalign_core.verifier.bench import Bench
 
-SUITE = "2026.2"
+SUITE = "2026.3"
 DIGEST_FAMILIES = ("normals", "spread", "cancelling", "order_probe")
 DIGEST_ELEMENTS = 1 << 20
 FILLS = (0xA5, 0x00, 0xFF)
@@ -45,6 +47,7 @@ def families(bench: Bench) -> Iterable[Case]:
     Few rows are few chances to see a rounding, so that they are asked for with more seeds.
     """
     wide = bench.has_variant("wide")
+    widest = "wide" if wide else ""
     wanted, most = (64, 8) if bench.strict else (16, 4)
     most = cdiv(most, 4) if bench.interpreted else most
     rows = dict(bench.problem.dims).get(bench.kernel.rows or "", wanted)
@@ -53,10 +56,10 @@ def families(bench: Bench) -> Iterable[Case]:
             rounds = family.sees_order or name == "normals"
             if name == ORDER_PROBE.name or (seed > 1 and not rounds):
                 continue
-            case = bench.reduced(Case("input families", family=name, seed=seed), _elements(bench))
-            yield case
+            case = bench.reduced(Case("input families", family=name, seed=seed, variant=widest), _elements(bench))
+            yield replace(case, variant="")
             if wide and rounds:
-                yield replace(case, variant="wide")
+                yield case
 
 
 def probes(bench: Bench) -> Iterable[Case]:
@@ -64,10 +67,11 @@ def probes(bench: Bench) -> Iterable[Case]:
     case = Case("order probes", family=ORDER_PROBE.name, variant="wide" if bench.has_variant("wide") else "")
     case = bench.reduced(case, _elements(bench))
     rows = dict(bench.problem_for(case).dims).get(bench.kernel.rows or "", len(PROBES))
+    most = 2 * len(PROBES)
     if bench.strict:
-        count = min(max(cdiv(ROWS_PER_TREE * len(PROBES), rows), 2), 2 * len(PROBES))
+        count = min(max(cdiv(ROWS_PER_TREE * len(PROBES), rows), 2), most)
     else:
-        count = min(cdiv(2 * len(PROBES), rows), 2 if bench.interpreted else len(PROBES))
+        count = min(cdiv(18, rows), 3) if bench.interpreted else min(cdiv(3 * most, rows), most)
     for seed in range(count):
         yield replace(case, seed=seed)
 
@@ -85,11 +89,15 @@ def batch(bench: Bench) -> Iterator[Case]:
     """
     wide = bench.has_variant("wide")
     real = not wide or bench.strict or not bench.interpreted
+    near = _size(bench, bench.reduced(Case("batch axis", variant="wide" if wide else ""), _elements(bench)))
+    asked: dict[Case, list[str]] = {}
     for variant in ("wide",) * wide + ("",) * real:
         span = _size(bench, batch_base(bench, variant))
-        near = span if bench.strict else _size(bench, batch_base(bench, "wide"))
-        for case in (*_sizes(bench, span), *_places(bench, near)):
-            yield replace(case, family="spread", variant=variant)
+        for case in (*_sizes(bench, span, near), *_places(bench, span if bench.strict else near)):
+            asked.setdefault(case, []).append(variant)
+    # What both are asked for comes together, so that inputs are made once.
+    for case, variants in asked.items():
+        yield from (replace(case, family="spread", variant=variant) for variant in variants)
 
 
 def batch_base(bench: Bench, variant: str) -> Case:
@@ -102,13 +110,31 @@ def _size(bench: Bench, case: Case) -> int:
     return dict(case.dims).get(bench.growing, dict(bench.problem.dims).get(bench.growing, 0))
 
 
-def _sizes(bench: Bench, span: int) -> Iterator[Case]:
-    """Every bucketed size at others of its bucket, the growing one up to ``span``."""
+def _sizes(bench: Bench, span: int, near: int) -> Iterator[Case]:
+    """Every bucketed size at others of its bucket, the growing one up to ``span``; few rows are of the first ``near``.
+
+    Strict suites go to both sides of the bucket's own edges too, which the problem need not stand at.
+    """
     kernel, sizes = bench.kernel, dict(bench.problem.dims)
     for dim in dict.fromkeys((*filter(None, (bench.growing,)), *kernel.bucket)):
         top = span if dim == bench.growing else sizes[dim]
-        for count in _counts(top, bench.strict):
-            yield Case("batch axis", dims=((dim, count),), shift=top // 3 if dim == kernel.rows else 0)
+        counts = set(_counts(top, bench.strict))
+        if bench.strict and top == sizes[dim]:
+            counts |= _edges(kernel, dim, top)
+        for count in sorted(counts):
+            shift = (near if count <= near // 2 else top) // 3 if dim == kernel.rows else 0
+            case = Case("batch axis", dims=((dim, count),), shift=shift)
+            if count <= top + 1 or _fits(bench, case):
+                yield case
+
+
+def _edges(kernel: Kernel, dim: str, size: int) -> set[int]:
+    """Both sides of both edges of the bucket that ``size`` falls in; none for a dimension without buckets."""
+    if dim not in kernel.bucket:
+        return set()
+    upper = kernel.bucket_edge(dim, size)
+    lower = bisect.bisect_left(range(1, size), upper, key=lambda count: kernel.bucket_edge(dim, count))
+    return {count for count in (lower, lower + 1, upper - 1, upper, upper + 1) if count > 0 and count != size}
 
 
 def _places(bench: Bench, span: int) -> Iterator[Case]:
@@ -167,26 +193,33 @@ def layouts(bench: Bench) -> Iterator[Case]:
                 yield Case("layout", family="spread", seed=4, dims=((dim, width),))
         if size > 2:
             yield Case("layout", family="spread", seed=4, dims=((dim, size - 1),), variant="unaligned")
-    if not bench.interpreted and bench.has_variant("far") and _fits(bench):
-        yield Case("layout", family="spread", seed=3, variant="far")
+    far = Case("layout", family="spread", seed=3, variant="far")
+    if not bench.interpreted and bench.has_variant("far") and _fits(bench, far):
+        yield far
 
 
-def _fits(bench: Bench) -> bool:
+def _fits(bench: Bench, case: Case) -> bool:
     """Whether inputs, two sets of outputs and what comparing takes fit beside what is on the device already."""
+    if bench.interpreted:
+        return True
     free = bench.platform.free_bytes(bench.device)
-    problem = bench.problem_for(Case("layout", variant="far"))
+    problem = bench.problem_for(case)
     sizes = {arg.name: bench.bytes_of(problem, arg) for arg in problem.args if arg.is_tensor}
     outputs = [size for name, size in sizes.items() if bench.kernel.args[name].kind in OUTPUTS]
     return free is not None and sum(sizes.values()) + sum(outputs) + max(outputs, default=0) < MEMORY_SHARE * free
 
 
 def repeats(bench: Bench) -> Iterable[Case]:
-    """Stage 7: one case again and again, plainly, from a graph and in company, for races; an interpreter has none."""
+    """Stage 7: one case again and again, plainly, from a graph and in company, for races; an interpreter has none.
+
+    Further runs take fewer rows and so little time.
+    """
     if bench.interpreted:
         return
-    many = 4 if bench.strict else 1
+    case = Case("repeats", family="spread", seed=2)
     for how, count in (("", 12), ("graph", 2), ("stream", 2)):
-        yield Case("repeats", family="spread", seed=2, repeats=many * count, how=how)
+        yield replace(case, repeats=(4 if bench.strict else 1) * count, how=how)
+    yield replace(bench.reduced(case, _elements(bench)), repeats=40)
 
 
 CORE_CHECKS: tuple[Check, ...] = (

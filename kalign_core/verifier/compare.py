@@ -1,12 +1,12 @@
 """Bytes, not numbers: whether two runs agree, where they first do not, and a digest that two machines can compare.
 
-NaN, -0.0 and subnormals are bytes like any other. Questions to a device are asked together, because each answer waits
-for it. The digest is a sum modulo 2**64 of hashed elements, so that the order in which a device adds them does not
-matter.
+NaN, -0.0 and subnormals are bytes like any other. The digest is a sum modulo 2**64 of hashed elements, so that the
+order in which a device adds them does not matter.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,12 @@ from kalign_core.records import Refutation
 from kalign_core.verifier.inputs import INTEGERS
 
 GUARD_BYTES = 512
-_CHUNK = 1 << 20
-_WORDS_AT_ONCE = 1 << 27
+_CHUNK = 1 << 16
+_PAIRS_AT_ONCE = 1 << 26
+_ELEMENTS_AT_ONCE = 1 << 21
 _FOLD = 4096
-_ROUND_BYTES = 4 * _FOLD
+_ROW_BYTES = 4 * _FOLD
+_ROUND_BYTES = 2 * _ROW_BYTES  # a seal then has an even number of words, to be compared two at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +45,33 @@ def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((size - 1) * abs(stride) for size, stride in zip(shape, strides, strict=True))
 
 
+def bytes_for(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, aligned: bool) -> int:
+    """Bytes that a strided tensor takes between its guard bands, in whole rows of an imprint's table."""
+    extent = max(extent_of(shape, strides), 1)
+    return -(-(_offset(dtype, aligned) + extent * dtype.itemsize + GUARD_BYTES) // _ROUND_BYTES) * _ROUND_BYTES
+
+
+def placed(
+    flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, aligned: bool
+) -> Buffer:
+    """A strided tensor in the middle of ``flat``: ``bytes_for`` bytes; ``aligned=False`` moves it by one element."""
+    start = _offset(dtype, aligned)
+    inner = flat[start : start + max(extent_of(shape, strides), 1) * dtype.itemsize].view(dtype)
+    return Buffer(flat, torch.as_strided(inner, shape, strides))
+
+
+def _offset(dtype: torch.dtype, aligned: bool) -> int:
+    return GUARD_BYTES + (0 if aligned else dtype.itemsize)
+
+
 def allocate(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device, *, aligned: bool, fill: int
 ) -> Buffer:
-    """A strided tensor between guard bands, all bytes ``fill``; ``aligned=False`` moves its base by one element."""
-    extent = max(extent_of(shape, strides), 1)
-    offset = GUARD_BYTES + (0 if aligned else dtype.itemsize)
-    total = -(-(offset + extent * dtype.itemsize + GUARD_BYTES) // _ROUND_BYTES) * _ROUND_BYTES
+    """A strided tensor between guard bands in memory of its own, all bytes ``fill``."""
     # Filled four bytes at a time: devices write words faster.
-    flat = torch.full((total // 4,), _repeated(fill, 4), dtype=torch.int32, device=device).view(torch.uint8)
-    inner = flat[offset : offset + extent * dtype.itemsize].view(dtype)
-    return Buffer(flat, torch.as_strided(inner, shape, strides))
+    words = bytes_for(shape, strides, dtype, aligned=aligned) // 4
+    flat = torch.full((words,), repeated(fill, 4), dtype=torch.int32, device=device).view(torch.uint8)
+    return placed(flat, shape, strides, dtype, aligned=aligned)
 
 
 def copy_of(buffer: Buffer) -> Buffer:
@@ -64,52 +82,71 @@ def copy_of(buffer: Buffer) -> Buffer:
     return Buffer(flat, torch.as_strided(inner, buffer.view.shape, buffer.view.stride()))
 
 
-def first_unlike(ours: Sequence[Buffer], theirs: Sequence[Buffer]) -> int | None:
-    """Number of the first pair whose bytes differ anywhere, guard bands and gaps included; None if all agree."""
-    if all(buffer.flat.device.type == "cpu" for buffer in ours):
-        answers = [not torch.equal(a.words, b.words) for a, b in zip(ours, theirs, strict=True)]
-    else:
-        flags = [_unlike(a.words, b.words) for a, b in zip(ours, theirs, strict=True)]
-        answers = torch.stack(flags).tolist() if flags else []
-    return answers.index(True) if True in answers else None
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two int32 vectors of even length are equal; waits for the device.
 
-
-def _unlike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Whether two int32 vectors differ, as a tensor nobody has waited for yet."""
-    parts = [
-        (a[start : start + _WORDS_AT_ONCE] != b[start : start + _WORDS_AT_ONCE]).any()
-        for start in range(0, a.numel(), _WORDS_AT_ONCE)
-    ]
-    return parts[0] if len(parts) == 1 else torch.stack(parts).any()
+    On a device it takes an eighth of the memory of one of them: a byte for every two words.
+    """
+    a, b = a.view(torch.int64), b.view(torch.int64)
+    if a.numel() <= _PAIRS_AT_ONCE:
+        return torch.equal(a, b)
+    return all(
+        torch.equal(a[start : start + _PAIRS_AT_ONCE], b[start : start + _PAIRS_AT_ONCE])
+        for start in range(0, a.numel(), _PAIRS_AT_ONCE)
+    )
 
 
 def untouched(buffer: Buffer, fill: int) -> bool:
-    """Whether all bytes outside the tensor's elements, gaps between rows included, still hold ``fill``."""
-    rest = copy_of(buffer)
-    as_integers(rest.view).fill_(_repeated(fill, buffer.view.element_size()))
-    return bool((rest.words == _repeated(fill, 4)).all())
+    """Whether all bytes outside the tensor's elements, gaps between rows included, still hold ``fill``.
+
+    Overwrites the elements, so that no copy is needed.
+    """
+    as_integers(buffer.view).fill_(repeated(fill, buffer.view.element_size()))
+    return bool((buffer.flat.view(torch.int64) == repeated(fill, 8)).all())
 
 
 def follows(view: torch.Tensor, fill: int) -> torch.Tensor:
     """Which elements of ``view`` hold nothing but the byte ``fill``."""
-    return as_integers(view) == _repeated(fill, view.element_size())
+    return as_integers(view) == repeated(fill, view.element_size())
 
 
-def _repeated(fill: int, size: int) -> int:
+def repeated(fill: int, size: int) -> int:
+    """``size`` bytes ``fill`` as an integer of that width, as torch writes it."""
     return int.from_bytes(bytes([fill] * size), "little", signed=size > 1)
 
 
-def imprint(buffers: Sequence[Buffer]) -> torch.Tensor:
-    """Sums modulo 2**32 over the words of ``buffers`` by row and column of a 4096-wide table, on the device.
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """An imprint of a buffer: sums modulo 2**32 over the columns and rows of a table with all its bytes.
 
-    Whatever changes a byte changes it, but for changes that keep every row's and every column's sum.
+    The table is 4096 words wide. Whatever changes a byte changes a sum, but for changes that keep every one of them.
     """
-    parts = []
-    for buffer in buffers:
-        table = buffer.words.view(-1, _FOLD)
+
+    table: torch.Tensor
+    columns: torch.Tensor
+    rows: torch.Tensor
+
+    @classmethod
+    def of(cls, buffer: Buffer, into: torch.Tensor) -> Seal:
+        """The seal of ``buffer`` kept in ``into``: int32 ``(seal_words(buffer),)``; nothing is taken yet."""
+        return cls(buffer.words.view(-1, _FOLD), into[:_FOLD], into[_FOLD:])
+
+    def take(self) -> None:
+        """Take the imprint of the buffer as it is now."""
         # In their own type: into a wider one torch would copy the whole table first.
-        parts += [table.sum(0, dtype=torch.int32), table.sum(1, dtype=torch.int32)]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int32)
+        torch.sum(self.table, 0, dtype=torch.int32, out=self.columns)
+        torch.sum(self.table, 1, dtype=torch.int32, out=self.rows)
+
+
+def seal_words(buffer: Buffer) -> int:
+    """How many words the seal of ``buffer`` has."""
+    return _FOLD + buffer.flat.numel() // _ROW_BYTES
+
+
+def divided(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """A vector in pieces of ``sizes``, from its beginning."""
+    ends = itertools.accumulate(sizes)
+    return [tensor[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
@@ -120,13 +157,17 @@ def as_integers(tensor: torch.Tensor) -> torch.Tensor:
 def first_difference(check: str, argument: str, reference: Buffer, candidate: Buffer) -> Refutation:
     """A refutation naming the first differing element of ``argument``, or saying that only its surroundings differ."""
     ours, theirs = as_integers(reference.view), as_integers(candidate.view)
-    differing = (ours != theirs).contiguous()
-    count = int(differing.sum())
+    if not ours.dim():
+        ours, theirs = ours.view(1), theirs.view(1)
+    counts = [int((ours[part] != theirs[part]).sum()) for part in _parts(ours)]
+    count = sum(counts)
     if count == 0:
         return Refutation(check, "bytes outside the declared elements differ", argument=argument)
+    part = _parts(ours)[next(number for number, found in enumerate(counts) if found)]
+    differing = (ours[part] != theirs[part]).contiguous()
     # Of several largest, argmax gives the first.
-    flat = int(differing.view(-1).to(torch.uint8).argmax())
-    where = _coordinate(flat, differing.shape)
+    first, *others = _coordinate(int(differing.view(-1).view(torch.uint8).argmax()), differing.shape)
+    where = (part.start + first, *others)
     width = reference.view.element_size() * 2
     mask = (1 << (width * 4)) - 1
     one, other = int(ours[where]) & mask, int(theirs[where]) & mask
@@ -152,6 +193,12 @@ def _coordinate(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
         flat, at = divmod(flat, size)
         where.append(at)
     return tuple(reversed(where))
+
+
+def _parts(tensor: torch.Tensor) -> list[slice]:
+    """Parts of the first axis with a bounded number of elements each."""
+    step = max(1, _ELEMENTS_AT_ONCE // max(1, tensor[:1].numel()))
+    return [slice(start, start + step) for start in range(0, tensor.shape[0], step)]
 
 
 def ulps_between(a: torch.Tensor, b: torch.Tensor) -> int | None:

@@ -6,7 +6,9 @@ comes next on it. Devices without streams (an interpreter) launch plainly whatev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,37 +19,58 @@ if TYPE_CHECKING:
     from kalign_core.hal.base import Launch, Platform
 
 WAYS = ("", "graph", "stream")
-_COMPANY_WORDS = 1 << 22
+_MOST_COMPANY_BYTES = 1 << 24
+_COMPANY_SHARE = 8  # of the arguments' bytes, so that a small problem's company takes little memory
 _COMPANY_COPIES = 8
+# Adds down 32 columns, one after the other: a few hundred microseconds on one multiprocessor and in little memory.
+_BRAKE = (1 << 13, 32)
 
 
-def fly(platform: Platform, device: int, launch: Launch, args: Sequence[Any], how: str) -> None:
-    """Launch once on ``device``, the way ``how`` says; raises ``BadArgument`` for a way that does not exist."""
+@contextlib.contextmanager
+def ready(
+    platform: Platform, device: int, launch: Launch, args: Sequence[Any], how: str
+) -> Iterator[Callable[[], object]]:
+    """A function that launches once on ``device``, the way ``how`` says, each time it is called inside the block.
+
+    Raises ``BadArgument`` for a way that does not exist.
+    """
     if how not in WAYS:
         raise BadArgument(f"a case runs {how!r}", why=f"ways to launch are {', '.join(repr(way) for way in WAYS)}")
     if not how or platform.model(device).backend == "interpreter":
-        launch(*args)
+        yield functools.partial(launch, *args)
     elif how == "graph":
         sampler = platform.timer(device).sampler(launch, [tuple(args)], 1)
         try:
-            sampler.sample_us()
+            yield sampler.sample_us
         finally:
             sampler.close()
     else:
-        _beside_others(device, launch, args)
+        yield functools.partial(_beside_others, device, launch, args)
 
 
 def _beside_others(device: int, launch: Launch, args: Sequence[Any]) -> None:
-    """Launch on a stream of its own while copies keep the current one busy. torch calls every vendor's streams cuda."""
+    """Launch on a stream of its own while copies keep the current one busy. torch calls every vendor's streams cuda.
+
+    Queueing copies takes the host longer than the device takes for them, so that both streams wait behind a brake until
+    everything stands in its queue.
+    """
     here = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    torch.cumsum(torch.empty(_BRAKE, device=torch.device("cuda", device)), 0)
     side.wait_stream(here)
-    company = torch.empty((2, _COMPANY_WORDS), dtype=torch.int32, device=torch.device("cuda", device))
+    company = _company(device, args)
     for copy in range(_COMPANY_COPIES):
         company[copy % 2].copy_(company[1 - copy % 2])
     with torch.cuda.stream(side):
         launch(*args)
     here.wait_stream(side)
+
+
+def _company(device: int, args: Sequence[Any]) -> torch.Tensor:
+    """Two blocks of memory to copy to and fro."""
+    total = sum(arg.numel() * arg.element_size() for arg in args if isinstance(arg, torch.Tensor))
+    words = max(1, min(_MOST_COMPANY_BYTES, total // _COMPANY_SHARE) // 4)
+    return torch.empty((2, words), dtype=torch.int32, device=torch.device("cuda", device))
 
 
 def random_states(device: torch.device) -> tuple[torch.Tensor, ...]:

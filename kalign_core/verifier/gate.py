@@ -16,21 +16,23 @@ import torch
 from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import Outcome, attempt
 from kalign_core.records import ITEM_BYTES, Case, Check, InputFamily, Refutation, Verdict
-from kalign_core.verifier.bench import Bench, Run
+from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.bound import Bound
 from kalign_core.verifier.checks import CORE_CHECKS, ONE_CASE, SUITE
-from kalign_core.verifier.compare import first_difference, first_unlike
+from kalign_core.verifier.compare import first_difference
 from kalign_core.verifier.flight import random_states
 from kalign_core.verifier.inputs import CORE_FAMILIES
 from kalign_core.verifier.probes import ORDER_PROBE
 from kalign_core.verifier.reference import Reference, describe
 from kalign_core.verifier.repeat import command
+from kalign_core.verifier.run import Run
 
 if TYPE_CHECKING:
     from kalign_core.plugins import Plugins
 
 _CASES_PER_CHECK = 10_000
 _WATCHED = (ONE_CASE.check, "written bytes")
+_WROTE = "writes to an input"
 
 
 @dataclass
@@ -134,6 +136,7 @@ class Gate:
             return
         try:
             expected = self.reference.run(case)
+            expected.seal_with(self.bench.imprints(case))
         except CandidateFailed as error:
             if not self._needs_other_code(case):
                 what = f"the reference of {self.bench.kernel} fails on {describe(case)}: {error.what}"
@@ -143,45 +146,58 @@ class Gate:
             return
         except torch.OutOfMemoryError as error:
             raise self._no_memory() from error
+        self._compare(suspects, case, expected)
+
+    def _compare(self, suspects: Sequence[Suspect], case: Case, expected: Run) -> None:
+        """Hold every suspect to what the reference left behind; they take turns in one piece of memory."""
+        room = None
         for suspect in suspects:
             suspect.cases += 1
-            suspect.refutation = self._run(suspect, case, expected)
+            try:
+                room = room or self.bench.room(case)
+                suspect.refutation = self._run(suspect, case, expected, room)
+            except torch.OutOfMemoryError as error:
+                raise self._no_memory() from error
+            if suspect.refutation is not None:
+                room = None  # who knows where else it wrote
 
-    def _run(self, suspect: Suspect, case: Case, expected: Run) -> Refutation | None:
+    def _run(self, suspect: Suspect, case: Case, expected: Run, room: Run) -> Refutation | None:
         """Run one suspect as often as ``case`` says and give what refutes it."""
         # A launch that draws random numbers draws them always: its first cases tell.
         watched = case.check in _WATCHED
         states = random_states(self.bench.torch_device) if watched else ()
-        found = None
-        for _ in range(case.repeats):
-            found = found or self._once(suspect, case, expected)
-        changed = self.bench.changed_input(case)
-        if found is None and changed:
-            found = Refutation(case.check, "writes to an input", argument=changed)
+        found = self._differing(suspect, case, expected, room)
+        if found is not None:
+            # The next suspect's inputs are made anew where this one wrote to them.
+            changed = self.bench.changed_input(case)
+            found = replace(found, argument=changed) if found.reason == _WROTE else found
         if found is None and watched and not all(map(torch.equal, states, random_states(self.bench.torch_device))):
             found = Refutation(case.check, "draws from torch's random numbers")
         return None if found is None else self._signed(found, suspect.bound, case)
 
-    def _once(self, suspect: Suspect, case: Case, expected: Run) -> Refutation | None:
+    def _differing(self, suspect: Suspect, case: Case, expected: Run, room: Run) -> Refutation | None:
+        """Launch and compare until something differs; the inputs are looked at after the last launch."""
         try:
-            got = self.bench.run(suspect.bound.launch_for(self.bench, case), case)
-            number = first_unlike(list(expected.outputs.values()), list(got.outputs.values()))
+            launch = suspect.bound.launch_for(self.bench, case)
+            with self.bench.ready(launch, case, room) as fire:
+                for left in reversed(range(case.repeats)):
+                    room.clear()
+                    fire()
+                    if not left:
+                        room.seal()
+                    if not expected.agrees(room, sealed=not left):
+                        return _difference(case, expected, room)
         except CandidateFailed as error:
             if self._needs_other_code(case):
                 suspect.skipped.append(describe(case))
                 return None
             return Refutation(case.check, f"failed to launch: {error.what}")
-        except (NotTunable, DeviceLost):
+        except (NotTunable, DeviceLost, torch.OutOfMemoryError):
             raise
-        except torch.OutOfMemoryError as error:
-            raise self._no_memory() from error
         except RuntimeError as error:
             self.bench.platform.synchronize(self.bench.device)  # raises DeviceLost where the error stays
             return Refutation(case.check, f"failed to launch: {str(error).splitlines()[0] if str(error) else error!r}")
-        if number is None:
-            return None
-        name = list(expected.outputs)[number]
-        return first_difference(case.check, name, expected.outputs[name], got.outputs[name])
+        return None
 
     def _signed(self, found: Refutation, bound: Bound, case: Case) -> Refutation:
         """``found`` with what it takes to see it again."""
@@ -206,6 +222,14 @@ class Gate:
             f"{self.bench.kernel}: the device has not the memory to check candidates",
             why=f"inputs and two sets of outputs take up to {2 * self.bench.bytes_per_set()} bytes",
         )
+
+
+def _difference(case: Case, expected: Run, room: Run) -> Refutation:
+    """What tells two runs apart that do not agree: an output, or else an input that was written to."""
+    name = expected.unlike(room)
+    if not name:
+        return Refutation(case.check, _WROTE)
+    return first_difference(case.check, name, expected.outputs[name], room.outputs[name])
 
 
 def _alive(suspects: Sequence[Suspect]) -> list[Suspect]:

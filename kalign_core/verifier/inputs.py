@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,18 @@ class Request:
     @functools.cached_property
     def _mixed_rows(self) -> Tensor:
         return _mix(self.rows * signed(0x9E3779B1) + 1)
+
+    def only(self, index: slice | Tensor) -> Request:
+        """The same block with the rows at ``index`` alone."""
+        return replace(self, rows=self.rows[index])._mixed_as(self._mixed_rows[index])
+
+    def sharing(self, other: Request | None) -> Request:
+        """This request, spared the mixing of its row numbers where ``other`` is about the very same tensor of them."""
+        return self if other is None or other.rows is not self.rows else self._mixed_as(other._mixed_rows)
+
+    def _mixed_as(self, mixed: Tensor) -> Request:
+        vars(self)["_mixed_rows"] = mixed  # where the cached property looks first; ``replace`` leaves it behind
+        return self
 
     def _start(self, salt: int) -> int:
         return signed(zlib.crc32(f"{self.name}/{self.seed}/{salt}".encode()))
@@ -135,17 +147,22 @@ def normals(request: Request) -> Tensor:
     """
     first = request.hash(0)
     second = _stir(first ^ signed(0x9E3779B1))
-    total = (first & 0xFFFF) + ((first >> 16) & 0xFFFF) + (second & 0xFFFF) + ((second >> 16) & 0xFFFF)
-    below = ((first ^ second) >> 13) & 63
-    return (((total - 131070) * 64 + below).to(torch.float32) * (1.75 / (65536 * 64))).to(request.torch_dtype)
+    total = (first ^ second).bitwise_right_shift_(13).bitwise_and_(63).sub_(131070 * 64)
+    high = first >> 16
+    high.bitwise_and_(0xFFFF)
+    first += second
+    high += second.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+    first.sub_(high, alpha=0xFFFF)  # low halves and high ones, each once
+    total.add_(first, alpha=64)
+    return torch.mul(total, 1.75 / (65536 * 64), out=bits(high)).to(request.torch_dtype)
 
 
 def spread(request: Request) -> Tensor:
     """Full random mantissas with exponents spread evenly over +-20 (-10 to 5 where the dtype's range is fp16's)."""
     noise = request.hash(2)
     low, count = (-10, 16) if request.narrow else (-20, 41)
-    exponent = (((noise >> 23) & 0xFF) % count + (127 + low)) << 23
-    return bits((noise & (_SIGN | _MANTISSA)) | exponent).to(request.torch_dtype)
+    exponent = (noise >> 23).bitwise_and_(0xFF).remainder_(count).add_(127 + low).bitwise_left_shift_(23)
+    return bits(noise.bitwise_and_(_SIGN | _MANTISSA).bitwise_or_(exponent)).to(request.torch_dtype)
 
 
 def cancelling(request: Request) -> Tensor:
@@ -158,10 +175,12 @@ def cancelling(request: Request) -> Tensor:
     noise = request.hash(4)
     paired = noise[:, columns - (along & 1)]
     low, count = (-8, 12) if request.narrow else (-12, 25)
-    exponent = (((paired >> 23) & 0xFF) % count + (127 + low)) << 23
-    jitter = ((noise >> 8) & 7) << (13 if request.narrow else 16)
-    sign = (along & 1) << 31 if request.operand == 0 else along & 0
-    return bits((((paired & _MANTISSA) | exponent) ^ jitter) | sign[None, :]).to(request.torch_dtype)
+    exponent = (paired >> 23).bitwise_and_(0xFF).remainder_(count).add_(127 + low).bitwise_left_shift_(23)
+    jitter = noise.bitwise_right_shift_(8).bitwise_and_(7).bitwise_left_shift_(13 if request.narrow else 16)
+    paired.bitwise_and_(_MANTISSA).bitwise_or_(exponent).bitwise_xor_(jitter)
+    if request.operand == 0:
+        paired |= (along & 1)[None, :] << 31
+    return bits(paired).to(request.torch_dtype)
 
 
 def swallowing(request: Request) -> Tensor:
@@ -171,16 +190,16 @@ def swallowing(request: Request) -> Tensor:
     big = 3e4 if request.narrow else 1e20
     small = 2.0**-23 if request.narrow else 3.0
     table = torch.tensor([big, -big, small, 0.0], dtype=torch.float32, device=request.rows.device)
-    turn = (request.along()[None, :] + request.rows[:, None]) & 3
-    return table[turn.long()].to(request.torch_dtype)
+    turn = (request.along()[None, :] + request.rows[:, None]).bitwise_and_(3)
+    return table.to(request.torch_dtype)[turn.long()]
 
 
 def signed_zeros(request: Request) -> Tensor:
     """Zeros of both signs, whole rows of them, and a few ones."""
     noise = request.hash(6)
-    zero = noise & _SIGN
     one = ((noise & 15) == 0) & ((request.rows & 1) == 0)[:, None]
-    return bits(torch.where(one, zero | (127 << 23), zero)).to(request.torch_dtype)
+    noise.bitwise_and_(_SIGN).bitwise_or_(one.to(torch.int32).mul_(127 << 23))
+    return bits(noise).to(request.torch_dtype)
 
 
 def subnormals(request: Request) -> Tensor:
@@ -190,20 +209,24 @@ def subnormals(request: Request) -> Tensor:
     noise = request.hash(7)
     if request.dtype in ("bf16", "fp16"):
         mantissa = 0x7F if request.dtype == "bf16" else 0x3FF
-        return ((noise & mantissa) | ((noise >> 16) & -32768)).to(torch.int16).view(request.torch_dtype)
+        low = noise & mantissa
+        low |= noise.bitwise_right_shift_(16).bitwise_and_(-32768)
+        return low.to(torch.int16).view(request.torch_dtype)
     if request.torch_dtype.itemsize == 1:
         mantissa = 7 if request.dtype == "fp8e4nv" else 3
-        return (noise & (0x80 | mantissa)).to(torch.uint8).view(request.torch_dtype)
-    return bits(noise & (_SIGN | _MANTISSA)).to(request.torch_dtype)
+        return noise.bitwise_and_(0x80 | mantissa).to(torch.uint8).view(request.torch_dtype)
+    return bits(noise.bitwise_and_(_SIGN | _MANTISSA)).to(request.torch_dtype)
 
 
 def infinities(request: Request) -> Tensor:
     """Normals with an infinity of either sign in one element of 64 and at either end of some rows, and whole rows."""
+    values = normals(request).float()
     noise = request.hash(8)
     kind = (request.rows % 7)[:, None]
-    sign = torch.where(noise < 0, -torch.inf, torch.inf)
-    values = torch.where(((noise & 63) == 0) | request.ends(kind == 1, kind == 6), sign, normals(request).float())
-    values = torch.where(kind == 3, -torch.inf, torch.where(kind == 5, torch.inf, values))
+    hit = ((noise & 63) == 0) | request.ends(kind == 1, kind == 6)
+    values.masked_fill_(hit, torch.inf)
+    values.masked_fill_(hit & (noise < 0), -torch.inf)
+    values.masked_fill_(kind == 3, -torch.inf).masked_fill_(kind == 5, torch.inf)
     return values.to(request.torch_dtype)
 
 
@@ -212,16 +235,16 @@ def not_numbers(request: Request) -> Tensor:
 
     Other rows must not notice.
     """
+    values = normals(request)
     kind = (request.rows % 9)[:, None]
     hit = (((request.hash(9) & 31) == 0) & (kind % 3 == 0)) | request.ends(kind == 0, kind == 3)
-    values = normals(request)
     values.view(INTEGERS[values.element_size()]).masked_fill_(hit, nan_of(request.dtype, request.seed))
     return values
 
 
 def integers(request: Request, bound: int) -> Tensor:
     """Whole numbers from 0 up to ``bound``, exclusive."""
-    return ((request.hash(10) & 0x7FFFFFFF) % bound).to(request.torch_dtype)
+    return request.hash(10).bitwise_and_(0x7FFFFFFF).remainder_(bound).to(request.torch_dtype)
 
 
 CORE_FAMILIES: tuple[InputFamily, ...] = (

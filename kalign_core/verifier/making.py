@@ -6,21 +6,22 @@ made again alone, elsewhere, transposed or in other company, and order probes me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 
 from kalign_core.declare import OUTPUTS, Kernel, Role, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import Argument, Case, InputFamily, Problem
-from kalign_core.verifier.compare import Buffer, allocate
+from kalign_core.verifier.compare import Buffer, allocate, bytes_for, placed
 from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
 
 POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
-# A block and what it is made of take about 28 bytes an element: few large blocks where the problem is large itself.
-_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 20, 1 << 23
-_BYTES_PER_ELEMENT = 32
+# A block and what it is made of take up to 18 bytes an element: few large blocks where the problem is large itself.
+_LEAST_BLOCK, _LARGEST_BLOCK = 1 << 16, 1 << 24
+_BYTES_PER_ELEMENT = 24
 
 
 def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, device: torch.device) -> torch.Tensor | None:
@@ -33,9 +34,30 @@ def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, devic
 
 
 def empty(kernel: Kernel, problem: Problem, arg: Argument, device: torch.device, fill: int) -> Buffer:
-    """A tensor for ``arg``, every byte of it and around it ``fill``."""
-    shape = tuple(axis_size(axis, dict(problem.dims)) for axis in kernel.args[arg.name].shape)
-    return allocate(shape, arg.strides, TORCH_DTYPES[arg.dtype], device, aligned=arg.aligned, fill=fill)
+    """A tensor for ``arg`` in memory of its own, every byte of it and around it ``fill``."""
+    return allocate(*_layout(kernel, problem, arg), device, aligned=arg.aligned, fill=fill)
+
+
+def bytes_taken(kernel: Kernel, problem: Problem, arg: Argument) -> int:
+    """Bytes that a tensor for ``arg`` takes between its guard bands."""
+    return bytes_for(*_layout(kernel, problem, arg), aligned=arg.aligned)
+
+
+def laid(kernel: Kernel, problem: Problem, arg: Argument, flat: torch.Tensor) -> Buffer:
+    """A tensor for ``arg`` in the ``bytes_taken`` bytes of ``flat``."""
+    return placed(flat, *_layout(kernel, problem, arg), aligned=arg.aligned)
+
+
+def stand_in(kernel: Kernel, problem: Problem, arg: Argument, device: torch.device) -> torch.Tensor:
+    """A tensor with dtype, shape and alignment of ``arg`` and the memory of one element; its strides are zero."""
+    shape, _, dtype = _layout(kernel, problem, arg)
+    return torch.empty(2, dtype=dtype, device=device)[0 if arg.aligned else 1].expand(shape)
+
+
+def _layout(kernel: Kernel, problem: Problem, arg: Argument) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    sizes = dict(problem.dims)
+    shape = tuple(axis_size(axis, sizes) for axis in kernel.args[arg.name].shape)
+    return shape, arg.strides, TORCH_DTYPES[arg.dtype]
 
 
 class Maker:
@@ -52,6 +74,7 @@ class Maker:
         data = [name for name in kernel.parameters if name in kernel.args and kernel.args[name].kind == "data"]
         self._operands = {name: number for number, name in enumerate(data)}
         self._contracted = _contracted(kernel)
+        self._last: Request | None = None
 
     def input(self, case: Case, problem: Problem, arg: Argument, numbers: torch.Tensor | None) -> Buffer:
         """The tensor ``arg`` of ``case``; ``numbers`` says which rows those of ``problem`` are."""
@@ -62,16 +85,20 @@ class Maker:
             numbers = torch.arange(ordered.shape[0], dtype=torch.int32, device=self._device)
         columns = max(ordered[0].numel(), 1) if len(numbers) else 1
         length = ordered.shape[-1] if ordered.dim() > 1 else 1
-        step = max(1, self._block_elements // columns)
-        for start in range(0, len(numbers), step):
-            rows = numbers[start : start + step]
-            operand = self._operands.get(arg.name, 0)
-            request = Request(arg.name, arg.dtype, rows, columns, case.seed, length, operand)
-            block = self._block(case, problem, role, request)
-            ordered[start : start + len(rows)].copy_(block.view(len(rows), *ordered.shape[1:]))
+        operand = self._operands.get(arg.name, 0)
+        request = Request(arg.name, arg.dtype, numbers, columns, case.seed, length, operand).sharing(self._last)
+        self._last = request
+        for rows in self._blocks(len(numbers), columns):
+            block = self._block(case, problem, role, request.only(rows))
+            ordered[rows].copy_(block.view(-1, *ordered.shape[1:]))
         if has_rows and case.neighbours and ordered.dtype.is_floating_point:
-            self._spoil(case, arg, ordered, numbers)
+            self._spoil(case, ordered, request)
         return buffer
+
+    def _blocks(self, rows: int, columns: int) -> Iterator[slice]:
+        """The rows of a tensor in blocks of as many as are made at once."""
+        step = max(1, self._block_elements // columns)
+        return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
     def _ordered(self, view: torch.Tensor, role: Role) -> tuple[torch.Tensor, bool]:
         """``view`` with the axis of rows first and the axis that is added along last, and whether it has rows.
@@ -102,16 +129,19 @@ class Maker:
         block: torch.Tensor = family.fill(request)
         return block.abs() if role.kind == "scale" else block
 
-    def _spoil(self, case: Case, arg: Argument, ordered: torch.Tensor, numbers: torch.Tensor) -> None:
+    def _spoil(self, case: Case, ordered: torch.Tensor, request: Request) -> None:
         """Overwrite every row of ``ordered`` that the case does not keep."""
-        others = torch.ones(len(numbers), dtype=torch.bool, device=self._device)
+        others = torch.ones(len(ordered), dtype=torch.bool)  # on the host, which then knows how many there are
         others[list(case.kept)] = False
         if case.neighbours == "reseeded":
-            rows, columns = numbers[others], ordered[0].numel()
-            made = self._families["normals"].fill(Request(arg.name, arg.dtype, rows, columns, case.seed + 7919))
-            ordered[others] = made.view(len(rows), *ordered.shape[1:])
+            places = others.nonzero().view(-1).to(self._device)
+            other = replace(request, seed=case.seed + 7919, length=0, operand=0).sharing(request)
+            for part in self._blocks(len(places), request.columns):
+                made = self._families["normals"].fill(other.only(places[part]))
+                ordered.index_copy_(0, places[part], made.view(-1, *ordered.shape[1:]))
         elif case.neighbours in NEIGHBOURS:
-            ordered.masked_fill_(others.view(-1, *(1,) * (ordered.dim() - 1)), NEIGHBOURS[case.neighbours])
+            mask = others.to(self._device).view(-1, *(1,) * (ordered.dim() - 1))
+            ordered.masked_fill_(mask, NEIGHBOURS[case.neighbours])
         else:
             known = ", ".join((*NEIGHBOURS, "reseeded"))
             raise BadArgument(f"a case has {case.neighbours!r} neighbours", why=f"rows are replaced by {known}")

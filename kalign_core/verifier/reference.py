@@ -14,14 +14,15 @@ import torch
 
 from kalign_core.errors import CandidateFailed, NotTunable
 from kalign_core.records import Case
-from kalign_core.verifier.bench import Bench, Run
+from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.bound import Bound
 from kalign_core.verifier.checks import DIGEST_ELEMENTS, DIGEST_FAMILIES, FILLS, batch, batch_base, layouts
-from kalign_core.verifier.compare import as_integers, digest, first_difference, first_unlike, follows, untouched
+from kalign_core.verifier.compare import as_integers, digest, first_difference, follows, untouched
 from kalign_core.verifier.flight import random_states
 from kalign_core.verifier.repeat import content_text
+from kalign_core.verifier.run import Run
 
-_BLOCK_ELEMENTS = 1 << 23
+_BLOCKS, _LEAST_BLOCK_ELEMENTS = 64, 1 << 16
 
 
 class Reference:
@@ -33,7 +34,9 @@ class Reference:
 
     def run(self, case: Case) -> Run:
         """Run the reference on ``case``; raises ``CandidateFailed`` where it cannot be launched."""
-        return self.bench.run(self.bound.launch_for(self.bench, case), case)
+        run = self.bench.run(self.bound.launch_for(self.bench, case), case)
+        run.retire()
+        return run
 
     def _base(self, case: Case) -> Run:
         """The run of ``case`` that others are compared with; the last one is kept."""
@@ -68,20 +71,22 @@ class Reference:
         case = Case("reference agrees with itself", family="spread", seed=1)
         self.bench.inputs(case)
         states = random_states(self.bench.torch_device)
-        first = self.run(case)
-        self._check_surroundings(case, first)
+        self._check_surroundings(case, self.run(case))
         changed = self.bench.changed_input(case)
         if changed:
             raise self._broken(f"writes to {changed}, declared as an input", f"declare {changed} as written(...)")
         if not all(map(torch.equal, states, random_states(self.bench.torch_device))):
             raise self._broken("draws from torch's random numbers")
+        first = self.run(case)
         for fill in FILLS[1:]:
-            filled = replace(case, fill=fill)
-            other = self.run(filled)
-            self._check_surroundings(filled, other)
-            self._check_written(case, first, filled, other)
+            self._check_filled(case, first, replace(case, fill=fill))
         for how in () if self.bench.interpreted else ("graph", "stream"):
             self._check_same(case, first, self.run(replace(case, how=how)), f"a run on a {how} disagrees")
+
+    def _check_filled(self, case: Case, first: Run, filled: Case) -> None:
+        other = self.run(filled)
+        self._check_written(case, first, filled, other)
+        self._check_surroundings(filled, other)
 
     def _try_wide(self) -> None:
         """Do without the wide output where the device has not the resources for it."""
@@ -92,6 +97,7 @@ class Reference:
                 self.bench.drop_variant("wide")
 
     def _check_surroundings(self, case: Case, run: Run) -> None:
+        """Nothing was written beside the outputs; costs ``run`` its elements."""
         for name, buffer in run.outputs.items():
             if not untouched(buffer, self.bench.outside(name, case)):
                 raise self._broken(f"writes outside {name}")
@@ -108,9 +114,8 @@ class Reference:
             raise NotTunable(f"{self.bench.kernel} cannot be tuned: two runs of it disagree", why=str(found))
 
     def _check_same(self, case: Case, one: Run, other: Run, what: str) -> None:
-        number = first_unlike(list(one.outputs.values()), list(other.outputs.values()))
-        if number is not None:
-            name = list(one.outputs)[number]
+        name = one.unlike(other)
+        if name:
             found = first_difference(case.check, name, one.outputs[name], other.outputs[name])
             raise NotTunable(f"{self.bench.kernel} cannot be tuned: {what}", why=str(found))
 
@@ -118,10 +123,9 @@ class Reference:
         """Its own rows on the batch axis, against the rows of the whole problem."""
         if self.bench.kernel.rows is None:
             return
-        for case in batch(self.bench):
+        for case in sorted(batch(self.bench), key=lambda case: case.variant):
             if all(dim == self.bench.kernel.rows for dim, _ in case.dims):
-                base = self._base(batch_base(self.bench, case.variant))
-                self._check_rows_of(case, self.run(case), base)
+                self._check_rows_of(case, self.run(case), self._base(batch_base(self.bench, case.variant)))
 
     def _check_rows_of(self, case: Case, run: Run, base: Run) -> None:
         numbers = self.bench.row_numbers(case)
@@ -153,16 +157,18 @@ class Reference:
             if plain == case or case.dims or case.variant == "far":
                 continue
             try:
-                run = self.run(case)
+                self._check_layout(case, self.run(case), plain)
             except CandidateFailed:
                 continue
-            base = self._base(plain)
-            for name, buffer in run.outputs.items():
-                if not _equal(buffer.view, base.outputs[name].view):
-                    raise NotTunable(
-                        f"{self.bench.kernel}: {name} depends on the layout ({describe(case)})",
-                        why="the same numbers must give the same bits wherever they lie in memory",
-                    )
+
+    def _check_layout(self, case: Case, run: Run, plain: Case) -> None:
+        base = self._base(plain)
+        for name, buffer in run.outputs.items():
+            if not _equal(buffer.view, base.outputs[name].view):
+                raise NotTunable(
+                    f"{self.bench.kernel}: {name} depends on the layout ({describe(case)})",
+                    why="the same numbers must give the same bits wherever they lie in memory",
+                )
 
     def _broken(self, what: str, fix: str = "") -> NotTunable:
         return NotTunable(f"{self.bench.kernel} {what}", fix=fix)
@@ -171,11 +177,14 @@ class Reference:
 def _equal(
     a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor | None = None, others: torch.Tensor | None = None
 ) -> bool:
-    """Whether two tensors, or ``rows`` of one and ``others`` of the other, agree in every byte; a block at a time."""
+    """Whether two tensors, or ``rows`` of one and ``others`` of the other, agree in every byte.
+
+    A block of rows at a time: picking rows copies them.
+    """
     ours, theirs = as_integers(a), as_integers(b)
     if not ours.dim():
         ours, theirs = ours.view(1), theirs.view(1)
-    step = max(1, _BLOCK_ELEMENTS // max(1, ours[:1].numel()))
+    step = max(1, max(_LEAST_BLOCK_ELEMENTS, ours.numel() // _BLOCKS) // max(1, ours[:1].numel()))
     count = ours.shape[0] if rows is None else len(rows)
     unlike = []
     for start in range(0, count, step):

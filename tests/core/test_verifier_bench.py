@@ -141,15 +141,17 @@ def test_accumulated_outputs_start_from_the_cases_numbers() -> None:
     """What is added to is an input as well, the same in every run."""
     bench = Bench(CpuPlatform(), adds, dense_problem(adds, {"T": 3, "H": 8}, {"x": "fp32", "out": "fp32"}), -1)
     bench.families.update(FAMILIES)
-    first, second = bench.outputs(Case("")), bench.outputs(Case("", fill=0))
-    assert torch.equal(first["out"].flat, second["out"].flat)
+    first, second = bench.room(Case("")), bench.room(Case("", fill=0))
+    first.clear()
+    second.clear()
+    assert torch.equal(first.outputs["out"].flat, second.outputs["out"].flat)
     assert bench.outside("out", Case("", fill=0)) == 0xFF
 
 
 def test_the_callers_order_of_arguments_is_kept() -> None:
     """Tensors, sizes and numbers stand where the kernel's parameters do."""
     bench = sums_bench()
-    args = bench.arguments(Case(""), bench.outputs(Case("")))
+    args = bench.room(Case("")).arguments
     assert [a.shape if isinstance(a, torch.Tensor) else a for a in args] == [
         (20, 24),
         (24,),
@@ -191,6 +193,15 @@ def test_a_reduced_case_has_fewer_rows_and_64_at_least(elements: int, rows: int)
     case = sums_bench(sums_problem(4096, 1024)).reduced(Case("a", family="spread"), elements)
     assert dict(case.dims).get("T", 4096) == rows
     assert (case.family, bool(case.dims)) == ("spread", rows < 4096)
+
+
+@pytest.mark.parametrize(("rows", "kept"), [(4096, 2867), (64, 44), (20, 16), (10, 10)])
+def test_a_wide_case_takes_no_more_memory_than_twice_the_problems(rows: int, kept: int) -> None:
+    """Inputs, two sets of wide outputs and comparing them; 16 rows are kept whatever they take."""
+    bench = sums_bench(sums_problem(rows, 1 << 18))
+    case = bench.reduced(Case("a", variant="wide"), 1 << 30)
+    assert dict(case.dims).get("T", rows) == kept
+    assert dict(bench.reduced(Case("a"), 1 << 30).dims) == {}
 
 
 def test_a_kernel_without_rows_is_reduced_along_its_bucket() -> None:
@@ -334,3 +345,17 @@ def test_other_code_is_bound_exactly_where_the_compiler_would_make_it(case: Case
     assert platform.problems[1:] == [bench.problem_for(case)] * again
     bound.launch_for(bench, case)
     assert len(platform.problems) == 1 + again
+
+
+@pytest.mark.parametrize("variant", ["", "unaligned", "wide", "far"])
+def test_arguments_to_bind_with_take_no_memory(variant: str) -> None:
+    """Dtype, shape and alignment are the case's; a problem of gigabytes is bound all the same."""
+    bench = sums_bench(sums_problem(1 << 16, 1 << 14))
+    case = Case("", variant=variant)
+    args = bench.sample_arguments(case)
+    problem = bench.problem_for(case)
+    x, _, out = args[:3]
+    assert (x.shape, out.shape) == ((1 << 16, 1 << 14),) * 2
+    assert out.dtype is (torch.float32 if variant == "wide" else torch.bfloat16)
+    assert (x.data_ptr() % 16 == 0) is problem.argument("x").aligned
+    assert x.untyped_storage().nbytes() <= 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -83,6 +84,25 @@ def test_sizes_of_the_bucket_are_asked_for_on_both_sides_of_its_tiles(whole: int
         assert all(n < whole for n in counts)
 
 
+def batch_sizes(whole: int, *, free: int = 1 << 40) -> set[int]:
+    """Row counts that the strict suite asks for on a device with ``free`` bytes."""
+    bench = gpu_bench(sums_problem(whole), strict=True)
+    bench.platform.free = free  # type: ignore[attr-defined]
+    return {dict(case.dims)["T"] for case in checks.batch(bench) if case.dims}
+
+
+@pytest.mark.parametrize("whole", [33, 48, 63, 64])
+def test_both_edges_of_the_bucket_are_asked_for_on_both_sides(whole: int) -> None:
+    """Wherever in its bucket the problem stands: 33 to 64 rows are one bucket."""
+    assert {32, 33, 63, 64, 65} - {whole} <= batch_sizes(whole)
+
+
+def test_edges_beyond_the_problem_are_asked_for_where_memory_allows() -> None:
+    """A problem at the lower end of its bucket may fit a device that twice of it does not."""
+    assert 128 in batch_sizes(65)
+    assert 128 not in batch_sizes(65, free=1 << 12)
+
+
 @given(st.integers(1, 5000))
 def test_scattered_rows_are_a_permutation(whole: int) -> None:
     """Every row comes once."""
@@ -94,6 +114,14 @@ def test_the_batch_axis_is_walked_on_the_wide_output_and_on_the_real_one() -> No
     assert {case.variant for case in checks.batch(gpu_bench())} == {"wide", ""}
     assert {case.variant for case in checks.batch(sums_bench())} == {"wide"}
     assert {case.variant for case in checks.batch(sums_bench(strict=True))} == {"wide", ""}
+
+
+def test_what_is_asked_for_in_both_widths_comes_together() -> None:
+    """So that its inputs are made once."""
+    cases = list(checks.batch(gpu_bench(sums_problem(300, 1 << 14))))
+    places = [(case.shift, case.step, case.neighbours, case.dims) for case in cases]
+    assert len(places) > len(set(places))
+    assert sum(one == other for one, other in itertools.pairwise(places)) == len(places) - len(set(places))
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -142,10 +170,12 @@ def test_offsets_past_31_bits_are_asked_for_where_memory_allows(free: int | None
 
 @pytest.mark.parametrize(("strict", "runs"), [(False, 16), (True, 64)])
 def test_races_are_hunted_by_repeating(strict: bool, runs: int) -> None:
-    """Plainly, from a graph and beside other work; an interpreter has no races."""
-    cases = list(checks.repeats(gpu_bench(strict=strict)))
-    assert sum(case.repeats for case in cases) == runs
-    assert [case.how for case in cases] == ["", "graph", "stream"]
+    """Plainly, from a graph and beside other work, and more often on fewer rows; an interpreter has no races."""
+    cases = list(checks.repeats(gpu_bench(sums_problem(100, 1 << 17), strict=strict)))
+    whole = [case for case in cases if not case.dims]
+    assert sum(case.repeats for case in whole) == runs
+    assert [case.how for case in whole] == ["", "graph", "stream"]
+    assert sum(case.repeats for case in cases) == runs + 40
     assert not list(checks.repeats(sums_bench()))
 
 

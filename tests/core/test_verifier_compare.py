@@ -9,16 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kalign_core.verifier import compare
 from kalign_core.verifier.compare import (
     GUARD_BYTES,
     Buffer,
+    Seal,
     allocate,
     copy_of,
     digest,
     first_difference,
-    first_unlike,
     follows,
-    imprint,
+    same,
+    seal_words,
     ulps_between,
     untouched,
 )
@@ -77,20 +79,17 @@ def test_an_empty_tensor_has_memory_around_it_all_the_same(shape: tuple[int, ...
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def test_equal_bytes_are_equal() -> None:
-    """No pair of copies differs."""
-    first, second = buffer(), zeros()
-    assert first_unlike([first, second], [copy_of(first), copy_of(second)]) is None
-
-
-@given(st.integers(0, 2), st.data())
-def test_any_changed_byte_is_seen(number: int, draw: st.DataObject) -> None:
-    """A byte of an element, of a gap or of a guard band; the pair it is in is named."""
-    ours = [buffer(), buffer(strides=(9, 1)), buffer((4,))]
-    theirs = [copy_of(each) for each in ours]
-    flat = theirs[number].flat
-    flat[draw.draw(st.integers(0, flat.numel() - 1))] ^= draw.draw(st.integers(1, 255))
-    assert first_unlike(ours, theirs) == number
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 27])
+@given(draw=st.data())
+def test_any_changed_byte_is_seen(draw: st.DataObject, at_once: int) -> None:
+    """A byte of an element, of a gap or of a guard band, however much is compared at once."""
+    ours = buffer(strides=(9, 1))
+    theirs = copy_of(ours)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare, "_PAIRS_AT_ONCE", at_once << 8)
+        assert same(ours.words, theirs.words)
+        theirs.flat[draw.draw(st.integers(0, theirs.flat.numel() - 1))] ^= draw.draw(st.integers(1, 255))
+        assert not same(ours.words, theirs.words)
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1.0, math.nan)])
@@ -98,14 +97,14 @@ def test_zeros_of_other_sign_differ(one: float, other: float) -> None:
     """What counts as equal, or as equal to nothing, as a number is bytes here."""
     a, b = zeros(), zeros()
     a.view[1, 2], b.view[1, 2] = one, other
-    assert first_unlike([a], [b]) == 0
+    assert not same(a.words, b.words)
 
 
 def test_the_same_nan_is_equal_to_itself() -> None:
     """NaN is a pattern like any other."""
     a, b = zeros(), zeros()
     a.view[0, 0] = b.view[0, 0] = math.nan
-    assert first_unlike([a], [b]) is None
+    assert same(a.words, b.words)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -115,7 +114,7 @@ def test_nan_payloads_differ(dtype: torch.dtype) -> None:
     a.view[2, 4] = b.view[2, 4] = math.nan
     b.flat[b.view[2, 4].data_ptr() - b.flat.data_ptr()] ^= 1
     assert bool(b.view[2, 4].isnan())
-    assert first_unlike([a], [b]) == 0
+    assert not same(a.words, b.words)
 
 
 def test_bytes_that_follow_the_fill_are_told_from_others() -> None:
@@ -148,6 +147,16 @@ def test_the_first_difference_is_named_with_both_values() -> None:
     assert (found.reference, found.candidate) == ("3f80", "3f81")
     assert (found.reference_value, found.candidate_value) == (1.0, 1.0078125)
     assert (found.ulps, found.differing, found.compared) == (1, 2, 15)
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 11, 1 << 22])
+def test_the_first_difference_is_found_part_by_part(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many elements are looked at at once."""
+    monkeypatch.setattr(compare, "_ELEMENTS_AT_ONCE", at_once)
+    a, b = zeros(), zeros()
+    b.view[1, 4], b.view[2, 0] = 1.0, 2.0
+    found = first_difference("check", "out", a, b)
+    assert (found.coordinate, found.differing, found.candidate_value) == ((1, 4), 2, 1.0)
 
 
 def test_the_order_of_coordinates_does_not_follow_memory() -> None:
@@ -197,20 +206,27 @@ def test_integers_are_as_far_apart_as_their_values() -> None:
 # --- imprints and digests -----------------------------------------------------------------------------------------
 
 
+def imprint(made: Buffer) -> torch.Tensor:
+    """The imprint of ``made`` as it is now."""
+    into = torch.empty(seal_words(made), dtype=torch.int32)
+    Seal.of(made, into).take()
+    return into
+
+
 @settings(max_examples=40)
 @given(st.data())
 def test_an_imprint_sees_any_changed_byte_and_swapped_words(draw: st.DataObject) -> None:
     """Sums by row and by column move when a byte does, and when two words change places."""
     made = buffer((3000,))
     made.view.copy_(torch.arange(3000.0))
-    before = imprint([made])
+    before = imprint(made)
     first, second = draw.draw(st.lists(st.integers(0, 2999), min_size=2, max_size=2, unique=True))
     made.view[[first, second]] = made.view[[second, first]]
-    assert not torch.equal(before, imprint([made]))
+    assert not torch.equal(before, imprint(made))
     made.view[[first, second]] = made.view[[second, first]]
-    assert torch.equal(before, imprint([made]))
+    assert torch.equal(before, imprint(made))
     made.flat[draw.draw(st.integers(0, made.flat.numel() - 1))] ^= 1
-    assert not torch.equal(before, imprint([made]))
+    assert not torch.equal(before, imprint(made))
 
 
 def test_a_digest_is_what_it_was() -> None:

@@ -12,7 +12,7 @@ from kalign_core.errors import BadArgument, CandidateFailed
 from kalign_core.hal.base import Launch, Sampler, Timer
 from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.records import DeviceModel
-from kalign_core.verifier.flight import WAYS, fly, random_states
+from kalign_core.verifier.flight import WAYS, random_states, ready
 
 
 class Recorder(Sampler):
@@ -48,19 +48,26 @@ class Gpu(CpuPlatform, Timer):
         return Recorder(launch, argument_sets[0], self.told)
 
 
+def fly(platform: CpuPlatform, launch: Launch, args: Sequence[Any], how: str, times: int = 1) -> None:
+    """Launch ``times`` times the way ``how`` says."""
+    with ready(platform, -1, launch, args, how) as fire:
+        for _ in range(times):
+            fire()
+
+
 @pytest.mark.parametrize("how", WAYS)
 def test_an_interpreter_launches_plainly(how: str) -> None:
-    """It has neither graphs nor streams; whatever is asked, the launch happens once."""
+    """It has neither graphs nor streams; whatever is asked, every call is one launch."""
     got: list[Any] = []
-    fly(CpuPlatform(), -1, lambda *args: got.append(args), (1, 2), how)
-    assert got == [(1, 2)]
+    fly(CpuPlatform(), lambda *args: got.append(args), (1, 2), how, times=2)
+    assert got == [(1, 2), (1, 2)]
 
 
-def test_a_graph_of_one_launch_is_replayed_once_and_freed() -> None:
-    """The platform's timer makes graphs already."""
+def test_a_graph_of_one_launch_is_captured_once_replayed_and_freed() -> None:
+    """The platform's timer makes graphs already; every call replays the same one."""
     platform, got = Gpu(), []
-    fly(platform, -1, lambda *args: got.append(args), [3], "graph")
-    assert (platform.told, got) == (["captured 1", "replayed", "closed"], [(3,)])
+    fly(platform, lambda *args: got.append(args), [3], "graph", times=2)
+    assert (platform.told, got) == (["captured 1", "replayed", "replayed", "closed"], [(3,), (3,)])
 
 
 def test_a_graph_is_freed_when_its_launch_fails() -> None:
@@ -71,14 +78,14 @@ def test_a_graph_is_freed_when_its_launch_fails() -> None:
 
     platform = Gpu()
     with pytest.raises(CandidateFailed):
-        fly(platform, -1, fails, [], "graph")
+        fly(platform, fails, [], "graph")
     assert platform.told[-1] == "closed"
 
 
 def test_an_unknown_way_is_refused() -> None:
     """The error says which ways there are."""
     with pytest.raises(BadArgument, match="graph"):
-        fly(CpuPlatform(), -1, lambda: None, (), "twice")
+        fly(CpuPlatform(), lambda: None, (), "twice")
 
 
 def test_a_draw_changes_the_random_state() -> None:
