@@ -374,6 +374,11 @@ def current() -> Session:
     return _current or _make()
 
 
+def is_made() -> bool:
+    """Whether this process has its session already."""
+    return _current is not None
+
+
 def _make() -> Session:
     global _current
     with _making:

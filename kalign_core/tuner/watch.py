@@ -13,14 +13,14 @@ import mmap
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalign_core.hal.base import Launch, Platform, Sampler, Timer
-from kalign_core.records import Condition, Config, DeviceModel, Identity, Problem, Toolchain
+from kalign_core.hal.passing import PassingPlatform
+from kalign_core.records import Config, Problem
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 Suspect = tuple[str, str]
 """A kernel's name and the text of a configuration."""
 BOX_BYTES = 64 * 1024
+IDLE_S = 1800.0
 _HEAD = struct.Struct("<QdII")  # beat, deadline in seconds, length and checksum of the suspects
 _BEAT = struct.Struct("<Q")
 
@@ -84,37 +85,41 @@ class BlackBox:
 
 
 class Overdue:
-    """Raises ``TimeoutError`` when called after the launch under way has taken longer than it may."""
+    """Raises ``TimeoutError`` when called after the launch under way has taken longer than it may.
+
+    Between launches the process may think for ``IDLE_S`` seconds without a sign of life. ``clock`` gives seconds.
+    """
 
     def __init__(self, box: BlackBox, clock: Callable[[], float] = time.monotonic) -> None:
         self._box, self._clock = box, clock
         self._beat, self._since = -1, clock()
 
+    def alive(self) -> None:
+        """The process gave a sign of life elsewhere."""
+        self._since = self._clock()
+
     def __call__(self) -> None:
         flight, now = self._box.read(), self._clock()
-        if flight.beat != self._beat or not flight.deadline_s:
+        if flight.beat != self._beat:
             self._beat, self._since = flight.beat, now
-        elif now - self._since > flight.deadline_s:
+        elif flight.deadline_s and now - self._since > flight.deadline_s:
             raise TimeoutError(f"timeout at {flight.deadline_s:g} s on the device")
+        elif now - self._since > IDLE_S:
+            raise TimeoutError(f"no sign of life for {IDLE_S:g} s")
 
 
-class WatchedPlatform(Platform):
-    """``platform``, telling ``box`` of every launch; ``careful`` waits for each of them.
+class WatchedPlatform(PassingPlatform):
+    """``platform``, telling ``box`` of every launch. Making one ready may take ``bind_s`` seconds."""
 
-    A launch may take ``deadline_s`` seconds, making one ready ``bind_s``.
-    """
-
-    def __init__(
-        self, platform: Platform, box: BlackBox, deadline_s: float, bind_s: float, *, careful: bool = False
-    ) -> None:
-        self.name = platform.name  # type: ignore[misc]  # what a class says of itself, this one says of another
-        self.device_type = platform.device_type  # type: ignore[misc]
-        self.launch_options = platform.launch_options  # type: ignore[misc]
-        self._platform, self._box, self._careful = platform, box, careful
-        self._deadline_s, self._bind_s = deadline_s, max(deadline_s, bind_s)
+    def __init__(self, platform: Platform, box: BlackBox, bind_s: float) -> None:
+        super().__init__(platform)
+        self._box = box
+        self._deadline_s, self._bind_s, self._careful = bind_s, bind_s, False
         self._suspects: dict[Suspect, None] = {}
 
-    # --- what is watched ------------------------------------------------------------------------------------------
+    def watch(self, deadline_s: float, *, careful: bool) -> None:
+        """From now on a launch may take ``deadline_s`` seconds, and where ``careful`` each of them is waited for."""
+        self._deadline_s, self._bind_s, self._careful = deadline_s, max(deadline_s, self._bind_s), careful
 
     def launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
         device = next((arg.get_device() for arg in args if hasattr(arg, "get_device")), 0)
@@ -152,40 +157,6 @@ class WatchedPlatform(Platform):
         if self._suspects:
             self._suspects.clear()
             self._box.write((), 0.0)
-
-    # --- what is passed on ----------------------------------------------------------------------------------------
-
-    def devices(self) -> tuple[int, ...]:
-        return self._platform.devices()
-
-    def identity(self, device: int) -> Identity:
-        return self._platform.identity(device)
-
-    def toolchain(self, device: int) -> Toolchain:
-        return self._platform.toolchain(device)
-
-    def model(self, device: int) -> DeviceModel:
-        return self._platform.model(device)
-
-    def condition(self, device: int) -> Condition:
-        return self._platform.condition(device)
-
-    def capturing(self) -> bool:
-        return self._platform.capturing()
-
-    def free_bytes(self, device: int) -> int | None:
-        return self._platform.free_bytes(device)
-
-    def compile_target(self, device: int) -> tuple[str, int | str, int] | None:
-        return self._platform.compile_target(device)
-
-    @contextmanager
-    def on(self, device: int) -> Iterator[None]:
-        with self._platform.on(device):
-            yield
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._platform, name)
 
 
 class _WatchedLaunch:
