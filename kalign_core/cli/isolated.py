@@ -193,8 +193,7 @@ class Isolated:
         # The system kills for want of memory with SIGKILL.
         was_killed = isinstance(error, ChildProcessError) and error.errno == -signal.SIGKILL
         is_hardware = any(word in reason.lower() for word in _HARDWARE)
-        launched = ", ".join(config for _, config in suspects) or "no candidate under way"
-        self._view.note(f"the worker is started anew: {reason} ({launched})")
+        self._view.note(f"the worker is started anew: {reason}")
         return Death(reason, was_killed or is_hardware or short_of_memory(reason), suspects)
 
     def _hopeless(self, error: TimeoutError | ChildProcessError) -> KalignError:

@@ -22,6 +22,8 @@ FATES = ("refused", "failed", "hung", "refuted")
 class View:
     """Plain lines: one when a piece of work begins, one for each kernel's outcome, one for each warning."""
 
+    total = 0
+
     def begin(self, total: int) -> None:
         """So many pieces of work are to be done."""
         self.total = total
@@ -57,10 +59,10 @@ class LiveView(View):
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._live = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, transient=True)
         self._started, self._number, self._label, self._kernel = clock(), 0, "", ""
         self._stage, self._counts = "", dict.fromkeys((*STAGES, *FATES), 0)
         self._candidates, self._gain = 0, 1.0
+        self._live = Live(console=console, get_renderable=self.drawn, refresh_per_second=4, transient=True)
 
     def begin(self, total: int) -> None:
         super().begin(total)
@@ -79,10 +81,9 @@ class LiveView(View):
             self._gain = total / done if done else 1.0
             return
         self._counts[what] = done
+        self._candidates = max(self._candidates, total)
         if what in STAGES:
             self._stage = what
-        else:
-            self._candidates = total
 
     def close(self) -> None:
         self._live.stop()
@@ -92,13 +93,13 @@ class LiveView(View):
 
     def drawn(self) -> RenderableType:
         """What is on the screen now."""
-        head = f"[{self._number + 1}/{getattr(self, 'total', 0)}] {self._label}   {self._times()}"
+        head = f"[{self._number + 1}/{self.total}] {self._label}   {self._times()}"
         if not self._kernel:
             return Text(head)
         counts = self._counts
-        cells = [self._kernel, self._stage, counts["compile"], counts["check"], counts["time"],
+        cells = [self._kernel, self._stage, self._candidates, counts["compile"], counts["check"], counts["time"],
                  *(counts[fate] for fate in FATES), f"{self._gain:.3f}x"]  # fmt: skip
-        columns = ("kernel", "stage", "compiled", "checked", "timed", *FATES, "best gain")
+        columns = ("kernel", "stage", "candidates", "compiled", "checked", "timed", *FATES, "best gain")
         return Group(Text(head), table("", columns, [cells]))
 
     def _times(self) -> str:
