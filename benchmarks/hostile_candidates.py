@@ -34,11 +34,15 @@ def tuned(folder: Path, shape: str, deadline_s: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "kalign_core", "tune", OPERATOR, "--shape", shape, "--effort", "quick",
                "--launch-deadline", f"{deadline_s:g}", "--json"]  # fmt: skip
     started = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    said = [line.strip() for line in done.stderr.splitlines()]
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    (row,) = json.loads(done.stdout)["problems"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = []
+    for line in process.stderr or ():  # told as it happens: what is known by then survives a limit from outside
+        said.append(line.strip())
+        print(f"{time.monotonic() - started:6.1f} s  {said[-1]}", file=sys.stderr, flush=True)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    (row,) = json.loads(out)["problems"]
     return {"row": row, "wall_s": round(time.monotonic() - started, 2),
             "workers_lost": [line for line in said if line.startswith("the worker is started anew")]}  # fmt: skip
 

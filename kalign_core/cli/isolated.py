@@ -158,7 +158,7 @@ class Isolated:
             if time.monotonic() > end + max(BUDGET_GRACE_S, BUDGET_GRACE_SHARE * left_s):
                 raise BudgetSpent
 
-        message = self._child.ask(asked, PLAN_DEADLINE_S)
+        message = self._child.ask(asked, math.inf, watch)
         while message.get("at") != "done":
             if message["at"] == "row":
                 going.next_kernel()

@@ -169,7 +169,11 @@ class ReplayPlatform(CpuPlatform):
 
     def synchronize(self, device: int) -> None:
         if self.script.lost:
-            raise DeviceLost(f"device {device} reports an illegal memory access", fix="restart the process")
+            raise DeviceLost(
+                f"device {device} reports an illegal memory access",
+                why="an error of this kind stays until the process ends",
+                fix="restart the process",
+            )
 
     def launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
         failure = self.script.fails(kernel.name, config)

@@ -68,20 +68,20 @@ class Child:
             self._process = process
         self._exchange(None, START_SECONDS)
 
-    def ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+    def ask(
+        self, message: Mapping[str, Any], deadline_s: float, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Send ``message`` and give the answer, or the first line of it.
 
         Raises ``TimeoutError`` where none comes within ``deadline_s`` seconds, and ``ChildProcessError`` (its exit
         status, a reason in words) where the process dies or answers anything but a JSON object. It is dead after both.
-        """
-        self.start()
-        return self._exchange(json.dumps(message).encode() + b"\n", deadline_s)
-
-    def listen(self, deadline_s: float, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """The next line of an answer that has several; raises as ``ask`` does.
-
         ``watch`` is called a few times a second meanwhile; a ``TimeoutError`` that it raises kills the process.
         """
+        self.start()
+        return self._exchange(json.dumps(message).encode() + b"\n", deadline_s, watch)
+
+    def listen(self, deadline_s: float, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The next line of an answer that has several; raises as ``ask`` does."""
         return self._exchange(None, deadline_s, watch)
 
     def interrupt(self) -> None:

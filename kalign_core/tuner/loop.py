@@ -88,7 +88,9 @@ class Tuning:
                 report = self._run(strategy)
                 self.platform.synchronize(self.device)
             return report
-        except NotTunable:
+        except NotTunable as error:
+            if short_of_memory(str(error)) and not isinstance(error, NoMemory):
+                raise NoMemory(error.what, why=error.why, fix=error.fix) from error
             raise
         except DeviceLost as error:
             raise DeviceLost(f"{error.what} while {self.kernel} was tuned", why=error.why, fix=error.fix) from error
