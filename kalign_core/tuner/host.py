@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kalign_core.hal.base import Platform
+    from kalign_core.hal.base import Pinned, Platform
 
 ROUNDS = 9
 MOST_LAUNCHES = 64
@@ -33,24 +33,29 @@ def host_us(
 
     ``clock`` gives seconds. Raises what the launch raises, and ``DeviceLost``.
     """
-    call, passed = deployed(launch, arguments)
+    call = deployed(launch, arguments)
     launches = int(max(LEAST_LAUNCHES, min(MOST_LAUNCHES, BURST_US / max(device_us, 1e-3))))
     readings = []
     for _ in range(1 + ROUNDS):
         platform.synchronize(device)
         started = clock()
         for _ in range(launches):
-            call(*passed)
+            call()
         readings.append((clock() - started) / launches * 1e6)
     platform.synchronize(device)
     return round(statistics.median(readings[1:]), 3)  # the first one warms what is called
 
 
-def deployed(launch: Any, arguments: Sequence[Any]) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """What an operator calls for ``arguments`` once it has seen them, and what it passes: tensors alone if it can."""
-    first = next((at for at, value in enumerate(arguments) if isinstance(value, (int, float))), len(arguments))
-    tensors, numbers = tuple(arguments[:first]), tuple(arguments[first:])
+def deployed(launch: Any, arguments: Sequence[Any]) -> Callable[[], None]:
+    """What an operator does for ``arguments`` it has seen: the pinned launch of addresses where there is one."""
+    count = next((at for at, value in enumerate(arguments) if isinstance(value, (int, float))), len(arguments))
+    tensors, numbers = tuple(arguments[:count]), tuple(arguments[count:])
     pin = getattr(launch, "pin", None)
-    if pin is None or not all(isinstance(number, (int, float)) for number in numbers):
-        return launch, tuple(arguments)
-    return pin(tensors, numbers), tensors
+    is_plain = all(isinstance(number, (int, float)) for number in numbers)
+    fire: Pinned | None = pin(tuple(arguments), numbers) if pin is not None and is_plain else None
+
+    def call() -> None:
+        if fire is None or not fire([None if tensor is None else tensor.data_ptr() for tensor in tensors]):
+            launch(*arguments)
+
+    return call
