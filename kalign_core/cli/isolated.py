@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kalign_core.cli.tuning import NOT_TUNABLE, Plan, Request, Row
+from kalign_core.cli.tuning import NOT_TUNABLE, UNTRIED, Plan, Request, Row
 from kalign_core.cli.view import View
 from kalign_core.errors import KalignError
 from kalign_core.tuner.child import Child
@@ -112,7 +112,12 @@ class Isolated:
                 yield from self._attempt(number, going, end)
                 return
             except BudgetSpent:
-                self._view.note(f"stopped in the middle of a kernel: the budget of {budget_s:.0f} s is spent")
+                if going.kernel:
+                    yield {
+                        **going.kernel,
+                        "how": UNTRIED,
+                        "reason": "the budget is spent, in the middle of this kernel",
+                    }
                 return
             except (TimeoutError, ChildProcessError) as error:
                 given_up = going.judge(self._death(error))

@@ -13,7 +13,7 @@ import click
 from kalign_core.cli import problems
 from kalign_core.cli.isolated import Isolated
 from kalign_core.cli.output import emit, json_option, reporting_errors, say, table
-from kalign_core.cli.tuning import HIT, TUNED, InProcess, Plan, Request, Row
+from kalign_core.cli.tuning import HIT, TUNED, UNTRIED, InProcess, Plan, Request, Row
 from kalign_core.cli.view import View, shown, view
 from kalign_core.errors import BadArgument
 
@@ -56,12 +56,13 @@ def tune(
     file = str(shapes_file) if shapes_file is not None else None
     request = Request(operators, shapes, file, dtype, phase, effort, strategy, jobs, retune, launch_deadline)
     plan, rows = Plan((), "", None), []
+    end = math.inf if budget is None else time.monotonic() + budget
     with shown(view()) as told:
         runner = _runner(request, told, in_process)
         is_written = False
         try:
             plan = runner.plan()
-            for row in _rows(runner, plan, told, math.inf if budget is None else budget):
+            for row in _rows(runner, plan, told, end):
                 rows.append(row)
                 told.row(row)
         except KeyboardInterrupt:
@@ -82,15 +83,14 @@ def _runner(request: Request, told: View, in_process: bool) -> InProcess | Isola
     return Isolated(request, told)
 
 
-def _rows(runner: InProcess | Isolated, plan: Plan, told: View, budget_s: float) -> Iterator[Row]:
-    """Do the work within ``budget_s`` seconds; a row for each kernel."""
-    end = time.monotonic() + budget_s
+def _rows(runner: InProcess | Isolated, plan: Plan, told: View, end: float) -> Iterator[Row]:
+    """Do the work until ``end`` on the monotonic clock; a row for each kernel."""
     told.begin(len(plan.labels))
     for number, label in enumerate(plan.labels):
         left_s = end - time.monotonic()
         if left_s <= 0:
             left = len(plan.labels) - number
-            told.note(f"budget of {budget_s:g} s spent: {left} problems left; run the command again to go on with them")
+            told.note(f"the budget is spent: {left} problems left; run the command again to go on with them")
             return
         told.work(number, label)
         yield from runner.tune(number, left_s)
@@ -109,10 +109,11 @@ def _unwritten(row: Row) -> Row:
 def _show(plan: Plan, rows: Sequence[Row], as_json: bool) -> None:
     hits = sum(row["how"] == HIT for row in rows)
     tuned = sum("decided" in row for row in rows) - hits
+    untried = sum(row["how"] == UNTRIED for row in rows)
     summary = (
         f"every problem was a hit ({hits} of {len(rows)}); nothing was timed"
         if rows and hits == len(rows)
-        else f"{tuned} of {len(rows)} problems tuned, {hits} hits"
+        else f"{tuned} of {len(rows)} problems tuned, {hits} hits" + (f", {untried} not tried" if untried else "")
     )
     columns = ("kernel", "problem", "phase", "how", "reference us", "winner us", "gain", "host us", "configuration")
     fields = ("kernel", "problem", "phase", "how", "reference_us", "winner_us", "gain", "host_us", "config")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kalign_core.tuner.report import Report
 
 Row = dict[str, Any]
-TUNED, HIT, UNSTORED, NOT_TUNABLE = "tuned", "hit", "not stored", "not tunable"
+TUNED, HIT, UNSTORED, NOT_TUNABLE, UNTRIED = "tuned", "hit", "not stored", "not tunable", "not tried"
 INTERPRETED_LAUNCH_DEADLINE_S = 600.0
 
 
@@ -123,6 +123,8 @@ class InProcess:
         entry = None if self._request.retune else here.lookup(call.kernel, call.problem, call.device)
         if entry is not None:
             return {**begun, "how": HIT, **numbers(entry)}
+        if left_s() <= 0:
+            return {**begun, "how": UNTRIED, "reason": "the budget is spent"}
         assert isinstance(here.observer, Telling)
         here.observer.watcher.kernel(begun, str(call.kernel.reference_config(call.problem)))
         row = {**begun, **self._tuned(call, left_s())}

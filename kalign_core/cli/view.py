@@ -121,7 +121,7 @@ def told(row: Row) -> str:
     if row["how"] == "hit":
         return f"{name}: hit, nothing timed; {row['config']}"
     if "refused" not in row:
-        return f"{name}: stays with its reference: {row['reason']}"
+        return f"{name}: {row['how']}, stays with its reference: {row['reason']}"
     counts = ", ".join(f"{fate} {row[fate]}" for fate in ("refused", "failed", "refuted", "timed"))
     if row["hung"]:
         counts += f" ({row['hung']} of the failed hung)"

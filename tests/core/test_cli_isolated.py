@@ -255,10 +255,19 @@ def test_compiles_are_not_paid_twice(place: Make) -> None:
 def test_a_budget_ends_a_hang(place: Make) -> None:
     """A budget holds for the command as a whole, whatever a candidate does with its deadline."""
     here = place()
-    here.script["misdeeds"] = HANGS
+    here.script["misdeeds"] = misdeeds((REFERENCE, "hang", 1))
     done = here.run(OPERATOR, "--budget", "6", "--launch-deadline", "900")
     assert done.returncode == 0, done.stderr
-    assert "the budget of" in done.stderr
+    assert "not tried, stays with its reference: the budget is spent" in done.stderr
+
+
+def test_a_budget_that_is_spent_leaves_rows(place: Make) -> None:
+    """Problems that a budget leaves no time for are said to be left, and what was tried is kept."""
+    here = place()
+    done = here.run(OPERATOR, *SHAPES, "--budget", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["problems"] == []
+    assert "the budget is spent: 3 problems left; run the command again" in done.stderr
 
 
 # --- what is said -------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_a_row_is_a_line(changed: dict[str, Any], line: str) -> None:
 def test_what_is_not_tunable_says_why() -> None:
     """A kernel that stays as it is has its reason instead of counts."""
     row = {"kernel": "rms_norm", "problem": "T<=16 H=64", "how": "not tunable", "reason": "it is collective"}
-    assert told(row) == "rms_norm T<=16 H=64: stays with its reference: it is collective"
+    assert told(row) == "rms_norm T<=16 H=64: not tunable, stays with its reference: it is collective"
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
