@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,15 @@ def tuned(folder: Path, shape: str, deadline_s: float) -> dict[str, Any]:
             "workers_lost": [line for line in said if line.startswith("the worker is started anew")]}  # fmt: skip
 
 
+def machine() -> dict[str, str]:
+    """Where this was run."""
+    import platform
+
+    versions = {name: metadata.version(name) for name in ("torch", "triton")}
+    return {**versions, "python": platform.python_version(), "cpu": f"{os.cpu_count()} x {platform.machine()}",
+            "platform": os.environ.get("KALIGN_PLATFORM", "chosen")}  # fmt: skip
+
+
 def fates(row: dict[str, Any]) -> dict[str, str]:
     """What became of each hostile candidate, by what it does."""
     found = {}
@@ -66,6 +76,7 @@ def main() -> None:
         first, other, again, other_again = (tuned(Path(name), shape, options.deadline) for shape in (*shapes, *shapes))
         remembered = [p.read_text() for p in (Path(name) / "decisions").glob("*.failures.toml")]
     result = {
+        "machine": machine(),
         "benchmark": "hostile_candidates", "command": " ".join(["python", *sys.argv]), "deadline_s": options.deadline,
         "fates": fates(first["row"]), "fates_at_another_size": fates(other["row"]),
         "first": first, "other_size": other,

@@ -98,7 +98,8 @@ def _rows(runner: InProcess | Isolated, plan: Plan, told: View, end: float) -> I
 
 def _stopped(plan: Plan, rows: Sequence[Row]) -> None:
     kept = sum(row["how"] in (TUNED, HIT) for row in rows)
-    say(f"stopped: {kept} decisions are kept in {plan.file or 'memory'}; run the same command again to go on")
+    where = f" in {plan.file}" if plan.file else ""
+    say(f"stopped: {kept} decisions are kept{where}; run the same command again to go on")
 
 
 def _unwritten(row: Row) -> Row:

@@ -23,6 +23,7 @@ START_SECONDS = 120.0
 _LAST_WORDS_BYTES = 8192
 _LAST_WORDS_LENGTH = 160
 _ENDING_SECONDS = 1.0
+_DYING_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 
 
@@ -99,7 +100,8 @@ class Child:
                 _kill_group(process.pid)
         if process is None:
             return
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold a killed process back
+            process.wait(_DYING_SECONDS)
         for stream in (process.stdin, process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # what it was last sent need not arrive

@@ -178,7 +178,7 @@ def test_ctrl_c_keeps_what_was_decided(place: Make) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, out) == (130, "")
-    assert "decisions are kept in" in err
+    assert "stopped: 1 decisions are kept in" in err
     assert "run the same command again" in err
     assert "Traceback" not in err
     assert gone(workers)
