@@ -302,7 +302,7 @@ class Session:
         from kalign_core.tuner.seeds import seeds
 
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.with_traceback(None)
         key = self.key(kernel, problem, device)
         identity = self.facts(device).identity
         effort = self.observer.effort or EFFORTS["normal"]
