@@ -116,6 +116,7 @@ class EntryKey:
 class Entry:
     """A decision with its evidence, as it stands in a device's file. Times are microseconds of device time.
 
+    ``host_us`` and ``reference_host_us`` are the host's microseconds for one launch, where they were measured.
     ``tuned_at`` gives the exact bucketed dimensions that were measured, ``decided`` a UTC time in ISO 8601,
     ``extra`` fields of the file that this version does not know and keeps.
     """
@@ -128,6 +129,8 @@ class Entry:
     reference_cold_us: float | None = None
     reference_warm_us: float | None = None
     mad_us: float | None = None
+    host_us: float | None = None
+    reference_host_us: float | None = None
     tried: str = ""
     digests: tuple[str, ...] = ()
     decided: str = ""

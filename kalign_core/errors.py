@@ -98,6 +98,10 @@ class NotTunable(KalignError, RuntimeError):
     """A kernel that must not be tuned: its reference disagrees with itself, or writes what it did not declare."""
 
 
+class NoMemory(NotTunable):
+    """Memory ran out while a kernel was tuned: says nothing of the kernel, and another time it may go well."""
+
+
 class CandidateFailed(KalignError, RuntimeError):
     """A launch that did not compile or run; reaches a caller only where it is the reference that fails."""
 

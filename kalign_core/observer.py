@@ -6,6 +6,8 @@ torch nor triton.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,11 @@ from kalign_core.declare import Kernel
 from kalign_core.records import Config, DeviceModel, Entry, Identity, Problem, Toolchain
 
 if TYPE_CHECKING:
+    from kalign_core.tuner.failures import Watched
     from kalign_core.tuner.loop import Effort, Progress, Report
+
+MOST_SHORTAGES = 4
+FIRST_PAUSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +48,37 @@ class Settled:
     reason: str
 
 
+class Shortages:
+    """When to tune again where memory ran out: after pauses that double, and a few times only.
+
+    ``clock`` gives seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._met: dict[Hashable, tuple[int, float]] = {}
+
+    def is_over(self, what: Hashable) -> bool:
+        """Whether ``what`` may be tried now."""
+        return what not in self._met or self._clock() >= self._met[what][1]
+
+    def met(self, what: Hashable) -> bool:
+        """Memory ran out for ``what``; gives whether it is to be tried again later."""
+        count = self._met.get(what, (0, 0.0))[0] + 1
+        self._met[what] = (count, self._clock() + FIRST_PAUSE_S * 2 ** (count - 1))
+        return count < MOST_SHORTAGES
+
+
 class Observer:
-    """Told what a session does while it tunes; the command line shows it. Does nothing by itself."""
+    """Told what a session does while it tunes; the command line shows it. Does nothing by itself.
+
+    What it says counts for the tunings of its session: their ``effort``, whether to ``retune`` what is known, and how
+    the process is ``watched``.
+    """
 
     effort: Effort | None = None
     retune = False
+    watched: Watched | None = None
 
     def started(self, kernel: Kernel, problem: Problem) -> Progress:
         """A tuning begins; gives where its progress goes."""

@@ -21,10 +21,10 @@ from kalign_core import context, settings
 from kalign_core.cache.base import Store
 from kalign_core.cache.key import entry_key
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NotTunable
+from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NoMemory, NotTunable
 from kalign_core.hal.base import Launch, Platform
 from kalign_core.launch import Site
-from kalign_core.observer import DeviceFacts, Observer, Recorded, Settled
+from kalign_core.observer import DeviceFacts, Observer, Recorded, Settled, Shortages
 from kalign_core.plugins import Plugins
 from kalign_core.problems import problem_of
 from kalign_core.records import Config, Entry, EntryKey, Problem
@@ -58,7 +58,8 @@ class Session:
         self.recording = threading.Lock()
         self._spent_s = 0.0
         self._said: set[str] = set()
-        self._lost = ""
+        self._lost: DeviceLost | None = None
+        self._shortages = Shortages()
         self.observer = Observer()
         # What operators may launch at once for calls they have seen, by everything that was checked about them.
         self.calls: dict[Any, Callable[..., Any]] = {}
@@ -254,9 +255,14 @@ class Session:
         if self.platform.capturing():
             return None, False
         if self._lost or self._spent_s >= self.settings.tune_budget_s:
-            self.say(self._lost or f"the tuning budget of {self.settings.tune_budget_s:g} s is spent; using references")
+            self.say(
+                str(self._lost or "")
+                or f"the tuning budget of {self.settings.tune_budget_s:g} s is spent; using references"
+            )
             return None, True
         token = (self.key(kernel, problem, device), device)
+        if not self._shortages.is_over(token):
+            return None, False
         with self._lock:
             if token in self._tuning:
                 return None, False  # another thread is at it
@@ -270,12 +276,13 @@ class Session:
             return (report.entry.config if report.entry else None), True
         except (NotTunable, CandidateFailed) as error:
             self.observer.gave_up(kernel, problem, str(error))
-            self.say(f"{kernel} stays with its reference: {error}")
-            self._settled[token] = Settled(None, error.what)
-            return None, True
+            is_passing = isinstance(error, NoMemory) and self._shortages.met(token)
+            self.say(f"{kernel} stays with its reference{' for now' if is_passing else ''}: {error}")
+            if not is_passing:
+                self._settled[token] = Settled(None, error.what)
+            return None, not is_passing
         except DeviceLost as error:
-            self._lost = str(error)
-            self.say(self._lost)
+            self._stop(error)
             raise
         except Exception as error:
             self._settled[token] = Settled(None, repr(error))
@@ -290,8 +297,12 @@ class Session:
 
         Past ``budget_s`` seconds nothing more is tried. Raises ``NotTunable`` with a reason, ``DeviceLost``.
         """
+        from kalign_core.tuner.failures import Watched
         from kalign_core.tuner.loop import EFFORTS, Tuning
+        from kalign_core.tuner.seeds import seeds
 
+        if self._lost is not None:
+            raise self._lost.with_traceback(None)
         key = self.key(kernel, problem, device)
         identity = self.facts(device).identity
         effort = self.observer.effort or EFFORTS["normal"]
@@ -299,10 +310,16 @@ class Session:
             self.plugins, self.platform, self.pool, device, kernel, problem, key,
             effort=replace(effort, budget_s=min(effort.budget_s, budget_s)),
             incumbent=self.store.lookup(identity, key),
+            seeds=seeds(self.store.entries(identity), key),
+            watched=self.observer.watched or Watched(),
             progress=self.observer.started(kernel, problem),
         )  # fmt: skip
-        with _without_gradients():
+        self.pool.failures.keep_in(self.store.path(identity) if identity.known else None)
+        try:
             report = tuning.run()
+        except DeviceLost as error:
+            self._stop(error)
+            raise
         if report.storable and report.entry is not None:
             stored = self.store.put(identity, report.entry)
             self._settled.pop((key, device), None)
@@ -313,6 +330,11 @@ class Session:
         self.observer.finished(report, stored)
         self.forget(kernel)
         return report, stored
+
+    def _stop(self, lost: DeviceLost) -> None:
+        """Tune nothing more in this process: whatever it launched would fail or, worse, be measured."""
+        self._lost = lost
+        self.say(str(lost))
 
     def _device(self, kernel: Kernel, args: Sequence[Any]) -> int:
         tensor = next(arg for arg in args if hasattr(arg, "get_device"))
@@ -343,14 +365,6 @@ def _launch_nothing(*args: Any) -> None:
     """What a call launches that is recorded: the arguments are the caller's own, and nobody asked for a result."""
 
 
-@contextlib.contextmanager
-def _without_gradients() -> Iterator[None]:
-    import torch
-
-    with torch.no_grad():
-        yield
-
-
 _current: Session | None = None
 _making = threading.Lock()
 
@@ -358,6 +372,11 @@ _making = threading.Lock()
 def current() -> Session:
     """The process's session, made when first asked for."""
     return _current or _make()
+
+
+def is_made() -> bool:
+    """Whether this process has its session already."""
+    return _current is not None
 
 
 def _make() -> Session:

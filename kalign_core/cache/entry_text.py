@@ -19,7 +19,9 @@ from kalign_core.records import Config, Entry, EntryKey, Toolchain
 
 MARKER = b"[[entry]]\n"
 KEY_FIELDS = ("kernel", "contract", "problem", "args", "phase", "toolchain", "source", "suite")
-TIME_FIELDS = ("cold_us", "warm_us", "reference_cold_us", "reference_warm_us", "mad_us")
+TIME_FIELDS = (
+    "cold_us", "warm_us", "reference_cold_us", "reference_warm_us", "mad_us", "host_us", "reference_host_us",
+)  # fmt: skip
 FIELDS = (*KEY_FIELDS, "config", "tuned_at", *TIME_FIELDS, "tried", "digests", "decided")
 CHECK_DIGITS = 16
 TIME_DECIMALS = 3  # a nanosecond
@@ -35,11 +37,7 @@ def plain(entry: Entry) -> Entry:
     """``entry`` as a file gives it back: times to the nanosecond, those that are no numbers left out, flat extras."""
     return dataclasses.replace(
         entry,
-        cold_us=_rounded(entry.cold_us),
-        warm_us=_rounded(entry.warm_us),
-        reference_cold_us=_rounded(entry.reference_cold_us),
-        reference_warm_us=_rounded(entry.reference_warm_us),
-        mad_us=_rounded(entry.mad_us),
+        **{field: _rounded(getattr(entry, field)) for field in TIME_FIELDS},  # type: ignore[arg-type]  # times
         digests=tuple(entry.digests),
         extra=tuple((n, tuple(v) if isinstance(v, list) else v) for n, v in entry.extra if v is not None),
     )
@@ -92,11 +90,7 @@ def entry_of(table: Mapping[str, Any], toolchains: Mapping[str, Toolchain]) -> E
         digests=tuple(checked_list("digests", _list(table.get("digests", [])))),
         extra=tuple((name, _extra(name, value)) for name, value in table.items() if name not in (*FIELDS, "check")),
         tuned_at=_text(table, "tuned_at", ""),
-        cold_us=_time(table, "cold_us"),
-        warm_us=_time(table, "warm_us"),
-        reference_cold_us=_time(table, "reference_cold_us"),
-        reference_warm_us=_time(table, "reference_warm_us"),
-        mad_us=_time(table, "mad_us"),
+        **{field: _time(table, field) for field in TIME_FIELDS},
         tried=_text(table, "tried", ""),
         decided=_text(table, "decided", ""),
     )

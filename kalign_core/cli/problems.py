@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import click
 
 from kalign_core import context
 from kalign_core.errors import BadArgument, UnknownName
+from kalign_core.isolate import attempt
 
 if TYPE_CHECKING:
     from kalign_core.ops.base import Operator
@@ -61,7 +63,7 @@ def chosen(
     if shapes_file is not None:
         return [_from_table(row, number, phase) for number, row in enumerate(_tables(shapes_file), start=1)]
     context.known_phase(phase)
-    wanted = [ops.named(name) for name in operators] or list(ops.operators())
+    wanted = [operator_named(name) for name in operators] or list(ops.operators())
     if shapes and len(wanted) != 1:
         raise BadArgument("--shape goes with one operator", fix="kalign tune rms_norm --shape T=4096,H=4096")
     interpreted = session.platform.model(session.platform.devices()[0]).backend == "interpreter"
@@ -70,6 +72,19 @@ def chosen(
         for op in wanted
         for sizes in ([parse_shape(text) for text in shapes] or (op.small_shapes if interpreted else op.shapes))
     ]
+
+
+def operator_named(name: str) -> Operator:
+    """The operator called ``name``, or the one at ``module:name``; raises ``UnknownName`` or ``BadArgument``."""
+    from kalign_core import ops  # before the module: it settles whether kernels are compiled
+
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        return ops.named(name)
+    found = attempt(lambda: getattr(importlib.import_module(module), attribute))
+    if found.error is not None:
+        raise BadArgument(f"{name} cannot be imported: {found.reason}", fix="PYTHONPATH=. kalign tune module:operator")
+    return ops.register(found.value)
 
 
 def parse_shape(text: str) -> dict[str, int]:
@@ -106,7 +121,7 @@ def _from_table(row: dict[str, Any], number: int, phase: str) -> Work:
     if not isinstance(name, str):
         known = [op.name for op in ops.operators()]
         raise UnknownName("operator", name, known, fix=f'problem {number}: op = "rms_norm"')
-    operator = ops.named(name)
+    operator = operator_named(name)
     dtype = operator.dtype_named(str(rest.pop("dtype", operator.dtypes[0])))
     phase = context.known_phase(str(rest.pop("phase", phase)))
     odd = {key: value for key, value in rest.items() if not isinstance(value, int) or isinstance(value, bool)}

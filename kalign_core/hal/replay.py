@@ -7,14 +7,18 @@ GPU; nothing else uses it.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.errors import CandidateFailed, DeviceLost
 from kalign_core.hal.base import Launch, Sampler, Timer
 from kalign_core.hal.cpu import CpuPlatform
+from kalign_core.hal.misdeeds import Misdeed, Misdeeds
+from kalign_core.hal.recording import Recording
 from kalign_core.records import Condition, Config, DeviceModel, Identity, Problem, Toolchain
 
 if TYPE_CHECKING:
@@ -106,6 +110,28 @@ class Script:
         """Seconds, as the script has them pass."""
         return self.now_s
 
+    @classmethod
+    def read(cls, path: Path) -> Script:
+        """The script in a JSON file, for a process of its own; raises ``OSError``, ``ValueError``, ``TypeError``.
+
+        ``times_us`` gives times or readings by the text of the configuration, or ``recording`` the path of a
+        ``Recording``; ``other_us``, ``noise``, ``drift`` and ``seed`` are the clock's. ``misdeeds`` gives ``what`` and
+        ``at`` by configuration. ``capturing``, ``free_bytes``, ``target``, ``toolchain`` and ``condition`` are as here.
+        """
+        said = json.loads(path.read_text(encoding="utf-8"))
+        clock = {name: said.pop(name) for name in ("other_us", "noise", "drift", "seed") if name in said}
+        times = {Config.parse(text): us for text, us in said.pop("times_us", {}).items()}
+        if "recording" in said:
+            recording = Recording.read(Path(said.pop("recording")))
+            times = {**recording.times_us("cold" if recording.cold else "warm"), **times}
+        planned = said.pop("misdeeds", {})
+        misdeeds = Misdeeds({Config.parse(text): Misdeed(**what) for text, what in planned.items()})
+        if "condition" in said:
+            said["condition"] = Condition(**said["condition"])
+        if "target" in said:
+            said["target"] = tuple(said["target"])
+        return cls(time_us=Clock(times, **clock), raises=misdeeds.raises, loses=misdeeds.loses, **said)
+
 
 class ReplayPlatform(CpuPlatform):
     """A platform that follows a ``Script``."""
@@ -143,7 +169,11 @@ class ReplayPlatform(CpuPlatform):
 
     def synchronize(self, device: int) -> None:
         if self.script.lost:
-            raise DeviceLost(f"device {device} reports an illegal memory access", fix="restart the process")
+            raise DeviceLost(
+                f"device {device} reports an illegal memory access",
+                why="an error of this kind stays until the process ends",
+                fix="restart the process",
+            )
 
     def launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
         failure = self.script.fails(kernel.name, config)

@@ -58,7 +58,7 @@ class TorchGpuPlatform(Platform):
             raise DeviceLost(
                 f"device {device} reports {error}".splitlines()[0],
                 why="an error of this kind stays until the process ends, so nothing more is tuned here",
-                fix="restart the process; kalign tune goes on with the next problem",
+                fix="restart the process; kalign tune tries candidates in a process that it can lose",
             ) from error
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kalign_core.declare import Lowered, lower
@@ -17,7 +17,7 @@ from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Check, Config, DeviceModel, EntryKey, Problem, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
-from kalign_core.tuner.failures import Fault, Guarded, short_of_memory
+from kalign_core.tuner.failures import Fault, Guarded, Watched, short_of_memory, timeout_s
 from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
 from kalign_core.tuner.space import declaration_order, warn_once
@@ -25,6 +25,9 @@ from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.gate import Gate
 
 Progress = Callable[[str, int, int], None]
+"""Told (what, done, total): how many candidates of how many were taken through ``compile``, ``check``, ``time``,
+``gate`` and ``race``; how many of them are ``refused``, ``failed``, ``hung``, ``refuted``; and the ``best`` time beside
+the reference's, in nanoseconds."""
 _CASES_PER_CHECK = 4096
 
 
@@ -38,6 +41,7 @@ class Builder:
     report: Report
     budget: Budget
     progress: Progress
+    watched: Watched = field(default_factory=Watched)
 
     def __post_init__(self) -> None:
         bench = self.bench
@@ -53,12 +57,20 @@ class Builder:
         fresh = []
         for config in configs:
             lowered = lower(self.kernel, self.problem, config)
-            fault = self.pool.failures.recall(self.key, self.model.target, lowered)
-            if fault is None:
-                fresh.append(config)
-            else:
+            fallen = self.watched.fallen.get((self.kernel.name, config))
+            fault = self.pool.failures.recall(self.key, self.model.target, lowered, self.watched.deadline_s)
+            if fallen is not None:
+                self.note(config, fallen.reason, fallen.transient or self._is_shared(fallen.reason))
+            elif fault is not None:
                 self._report(config, fault)
+            else:
+                fresh.append(config)
+        self.pool.failures.flush()  # what cost a process its life must be known before the next one dies
         return fresh
+
+    def _is_shared(self, reason: str) -> bool:
+        """Whether what ran out of time may have waited for somebody else's work on the device."""
+        return timeout_s(reason) is not None and bool(self.platform.condition(self.device).foreign_processes)
 
     def note(self, config: Config, fault: Fault, transient: bool = False) -> None:
         """Report a candidate that is out; its own fault is remembered, a fault of the moment is counted."""
@@ -70,10 +82,20 @@ class Builder:
             self.pool.failures.remember(self.key, self.model.target, lowered, fault)
 
     def _report(self, config: Config, fault: Fault) -> None:
+        report = self.report
         if isinstance(fault, Refutation):
-            self.report.refuted.append((config, fault))
+            report.refuted.append((config, fault))
         else:
-            self.report.failed.append((config, fault))
+            report.failed.append((config, fault))
+            report.hung += timeout_s(fault) is not None
+        for name, count in self.out().items():
+            self.progress(name, count, report.candidates)
+
+    def out(self) -> dict[str, int]:
+        """How many candidates are out, by why."""
+        report = self.report
+        failed = len(report.failed) - report.hung
+        return {"refused": len(report.refused), "failed": failed, "hung": report.hung, "refuted": len(report.refuted)}
 
     def sift(self, contenders: Sequence[Contender]) -> list[Contender]:
         """The contenders that are still in; the others are noted."""
@@ -198,12 +220,12 @@ class Builder:
 
     def _blame(self, config: Config, error: BaseException) -> None:
         """Hold ``config`` to account for ``error``, unless that is the device's, or memory of ours."""
+        if isinstance(error, (DeviceLost, NotTunable)):
+            raise error
+        self.platform.synchronize(self.device)  # raises where the device is lost, which need not be this one's doing
         if isinstance(error, CandidateFailed):
             self.note(config, error.what)
             return
-        if isinstance(error, (DeviceLost, NotTunable)):
-            raise error
-        self.platform.synchronize(self.device)  # raises where the device is lost
         if short_of_memory(reason_of(error)):
             raise error
         self.note(config, reason_of(error))

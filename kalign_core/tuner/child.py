@@ -1,4 +1,4 @@
-"""One process that answers a JSON line with a JSON line, and can be killed with all that it started.
+"""One process that answers a JSON line with JSON lines, and can be killed with all that it started.
 
 It leads a process group of its own, so that neither Ctrl-C nor a compiler's own children get in the way: the group is
 killed as a whole. Its standard error goes to a file that nobody reads unless it dies, for what it said last. The group
@@ -16,21 +16,25 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 START_SECONDS = 120.0
 _LAST_WORDS_BYTES = 8192
 _LAST_WORDS_LENGTH = 160
 _ENDING_SECONDS = 1.0
+_DYING_SECONDS = 60.0
 _LOOK_SECONDS = 0.2
 
 
 class Child:
-    """One such process, started when first asked. One thread asks; any thread may ``interrupt``."""
+    """One such process, started when first asked. One thread asks; any thread may ``interrupt``.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command, self._environment = list(command), dict(environment)
+    ``noun`` is what it is called in reasons.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], noun: str = "the compiler") -> None:
+        self._command, self._environment, self._noun = list(command), dict(environment), noun
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[bytes] | None = None
         self._said = 0
@@ -60,19 +64,26 @@ class Child:
             )
         except OSError as error:
             self._errors.close()
-            raise ChildProcessError(0, f"the compiler's process did not start: {error}") from error
+            raise ChildProcessError(0, f"{self._noun}'s process did not start: {error}") from error
         with self._lock:
             self._process = process
         self._exchange(None, START_SECONDS)
 
-    def ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
-        """Send ``message`` and give the answer.
+    def ask(
+        self, message: Mapping[str, Any], deadline_s: float, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Send ``message`` and give the answer, or the first line of it.
 
         Raises ``TimeoutError`` where none comes within ``deadline_s`` seconds, and ``ChildProcessError`` (its exit
         status, a reason in words) where the process dies or answers anything but a JSON object. It is dead after both.
+        ``watch`` is called a few times a second meanwhile; a ``TimeoutError`` that it raises kills the process.
         """
         self.start()
-        return self._exchange(json.dumps(message).encode() + b"\n", deadline_s)
+        return self._exchange(json.dumps(message).encode() + b"\n", deadline_s, watch)
+
+    def listen(self, deadline_s: float, watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """The next line of an answer that has several; raises as ``ask`` does."""
+        return self._exchange(None, deadline_s, watch)
 
     def interrupt(self) -> None:
         """Kill it for good, from any thread; who is asking it gets ``ChildProcessError``."""
@@ -89,7 +100,8 @@ class Child:
                 _kill_group(process.pid)
         if process is None:
             return
-        process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold a killed process back
+            process.wait(_DYING_SECONDS)
         for stream in (process.stdin, process.stdout, self._errors):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):  # what it was last sent need not arrive
@@ -97,39 +109,41 @@ class Child:
 
     # --- talking --------------------------------------------------------------------------------------------------
 
-    def _exchange(self, line: bytes | None, deadline_s: float) -> dict[str, Any]:
+    def _exchange(
+        self, line: bytes | None, deadline_s: float, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         if self._interrupted:
             self.close()
-            raise ChildProcessError(0, "the compiler's process was interrupted")
+            raise ChildProcessError(0, f"{self._noun}'s process was interrupted")
         try:
-            return self._answer(line, deadline_s)
+            return self._answer(line, deadline_s, watch)
         except TimeoutError:
             self.close()
             raise
         except (OSError, EOFError, ValueError) as error:
             status = self._status(0.0 if isinstance(error, ValueError) else _ENDING_SECONDS)
-            reason = _reason(status, error, self._last_words())
+            reason = _reason(self._noun, status, error, self._last_words())
             self.close()
             raise ChildProcessError(status or 0, reason) from error
         except BaseException:  # Ctrl-C while it works: nobody will read its answer
             self.close()
             raise
 
-    def _answer(self, line: bytes | None, deadline_s: float) -> dict[str, Any]:
+    def _answer(self, line: bytes | None, deadline_s: float, watch: Callable[[], None]) -> dict[str, Any]:
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
             raise EOFError("it is not running")
-        if self._errors is not None:
-            self._said = os.fstat(self._errors.fileno()).st_size
         if line is not None:
+            if self._errors is not None:
+                self._said = os.fstat(self._errors.fileno()).st_size
             process.stdin.write(line)
             process.stdin.flush()
-        answer = json.loads(self._line(process.stdout.fileno(), deadline_s))
+        answer = json.loads(self._line(process.stdout.fileno(), deadline_s, watch))
         if not isinstance(answer, dict):
             raise ValueError(f"{answer!r} is no object")
         return answer
 
-    def _line(self, stream: int, deadline_s: float) -> bytes:
+    def _line(self, stream: int, deadline_s: float, watch: Callable[[], None]) -> bytes:
         end = time.monotonic() + deadline_s
         ready = select.poll()  # unlike select.select, it takes descriptors past 1024
         ready.register(stream, select.POLLIN)
@@ -140,6 +154,7 @@ class Child:
                     raise TimeoutError
                 if self._status(0.0) is not None:  # something it started may hold its standard output open
                     raise EOFError("it ended without an answer")
+                watch()
                 continue
             data = os.read(stream, 65536)
             if not data:
@@ -183,11 +198,11 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _reason(status: int | None, error: Exception, last_words: str) -> str:
+def _reason(noun: str, status: int | None, error: Exception, last_words: str) -> str:
     if status is None:
-        return f"the compiler's answer could not be read ({error})"[:_LAST_WORDS_LENGTH]
+        return f"{noun}'s answer could not be read ({error})"[:_LAST_WORDS_LENGTH]
     end = f"ended with status {status}"
     if status < 0:
         known = {int(number): number.name for number in signal.Signals}
         end = f"died of {known.get(-status, f'signal {-status}')}"
-    return f"the compiler {end}" + (f": {last_words}" if last_words else "")
+    return f"{noun} {end}" + (f": {last_words}" if last_words else "")

@@ -11,15 +11,18 @@ reference can serve the call, unless the device itself is lost.
 from __future__ import annotations
 
 import datetime
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from kalign_core.cache.key import at_edge
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable, UnknownName
+from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotTunable, UnknownName
 from kalign_core.hal.base import Platform
 from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Condition, Config, Entry, EntryKey, Problem, StrategyRecord, Tally, join_facts
@@ -27,7 +30,8 @@ from kalign_core.tuner import search
 from kalign_core.tuner.build import Builder, Progress
 from kalign_core.tuner.compile import CompilePool
 from kalign_core.tuner.decide import spoiled, winner
-from kalign_core.tuner.failures import short_of_memory
+from kalign_core.tuner.failures import Watched, short_of_memory
+from kalign_core.tuner.host import host_us
 from kalign_core.tuner.measure import BLOCK_ROUNDS, Contender, Meter, Noise, alone_on, timing
 from kalign_core.tuner.report import EFFORTS, Budget, Effort, Report, effort_named
 from kalign_core.tuner.space import Space, space, warn_once
@@ -48,7 +52,11 @@ INTERPRETED = Effort("interpreted", 8, 2, 3)
 
 @dataclass
 class Tuning:
-    """One tuning: what it works on and what it works with. ``incumbent`` is the decision stored so far."""
+    """One tuning: what it works on and what it works with.
+
+    ``incumbent`` is the decision stored so far, ``seeds`` are winners of other problems, which are tried first;
+    ``watched`` says what keeps an eye on this process.
+    """
 
     plugins: Plugins
     platform: Platform
@@ -59,6 +67,8 @@ class Tuning:
     key: EntryKey
     effort: Effort = EFFORTS["normal"]
     incumbent: Entry | None = None
+    seeds: Sequence[Config] = ()
+    watched: Watched = field(default_factory=Watched)
     progress: Progress = lambda stage, done, total: None
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
 
@@ -74,14 +84,20 @@ class Tuning:
         if self.platform.capturing():
             raise NotTunable(f"{self.kernel} is being captured", why="tuning would invalidate the graph")
         try:
-            with self.platform.on(self.device):
+            with torch.no_grad(), self.platform.on(self.device):
                 report = self._run(strategy)
                 self.platform.synchronize(self.device)
             return report
-        except (NotTunable, DeviceLost):
+        except NotTunable as error:
+            if short_of_memory(str(error)) and not isinstance(error, NoMemory):
+                raise NoMemory(error.what, why=error.why, fix=error.fix) from error
             raise
+        except DeviceLost as error:
+            raise DeviceLost(f"{error.what} while {self.kernel} was tuned", why=error.why, fix=error.fix) from error
         except Exception as error:
             raise self._given_up(error) from error
+        finally:
+            self.pool.failures.flush()
 
     def _run(self, strategy: StrategyRecord) -> Report:
         self._budget = Budget(self.effort.budget_s, self.clock)
@@ -92,7 +108,9 @@ class Tuning:
         found = space(self.plugins, self.platform.name, self.platform.launch_options, self.kernel, at, model)
         self._report.refused += found.refused
         self._bench = Bench(self.platform, self.kernel, at, self.device)
-        self._builder = Builder(self._bench, self.pool, self.key, self._report, self._budget, self.progress)
+        self._builder = Builder(
+            self._bench, self.pool, self.key, self._report, self._budget, self.progress, self.watched
+        )
         contenders = self._build(found)
         finalists = self._narrow(strategy, contenders)
         finalists, condition = self._race(finalists)
@@ -105,6 +123,7 @@ class Tuning:
         report, builder = self._report, self._builder
         with report.timed("gate"):
             self._home = builder.bind(report.reference)
+        report.candidates = min(len(found.candidates) - 1, self._effort.candidates)
         configs = [report.reference, *builder.untried(self._wanted(found))[: self._effort.candidates]]
         with builder.compiling(configs, self._effort.compile_deadline_s) as compiling:
             with report.timed("gate"):
@@ -123,8 +142,10 @@ class Tuning:
         with report.timed("search"), alone_on(self.device):
             self._time_reference()
             finalists = self._search(strategy, contenders)
+        self.platform.synchronize(self.device)  # a device that is lost is nobody's failed launch
         report.tally = Tally(timed=len(contenders) + 1)
         self._builder.sift([contender for contender in contenders if contender.out])
+        self._tell_best("time", len(contenders), [contender.rough_us for contender in finalists])
         with report.timed("compile"):
             finalists = self._builder.precompile(self._gate, finalists, self._effort.compile_deadline_s)
         with report.timed("gate"):
@@ -140,12 +161,24 @@ class Tuning:
                 before = self.platform.condition(self.device)
                 racing = [contender for contender in finalists if not contender.out]
                 self._meter.race(self._home, racing, self._effort.rounds, self._kind)
+                self.platform.synchronize(self.device)
                 self._require_reference()
                 condition = self.platform.condition(self.device)
                 report.reason = spoiled(before, condition, self._home, self._kind, report.noise or Noise())
                 if not report.reason:
                     break
-        return self._builder.sift(finalists), condition
+        alive = self._builder.sift(finalists)
+        medians = [_median(contender.readings(self._kind)) for contender in (*alive, self._home)]
+        self._tell_best("race", len(finalists), [median for median in medians if median])
+        return alive, condition
+
+    def _tell_best(self, stage: str, count: int, times_us: Sequence[float]) -> None:
+        """Tell that ``count`` candidates were measured, and the best of ``times_us`` beside the reference's."""
+        self.progress(stage, count, count)
+        finite = [time_us for time_us in (*times_us, self._home.rough_us) if math.isfinite(time_us)]
+        if finite:
+            reference_us = _median(self._home.readings(self._kind)) or self._home.rough_us
+            self.progress("best", round(1000 * min(finite)), round(1000 * reference_us))
 
     # --- what to try ----------------------------------------------------------------------------------------------
 
@@ -172,9 +205,10 @@ class Tuning:
         return edge if free is None or needed < MEMORY_SHARE * free else self.problem
 
     def _wanted(self, found: Space) -> list[Config]:
-        """The candidates in the order to try them: a stored winner first."""
-        stored = self.incumbent.config if self.incumbent is not None else None
-        return sorted(found.candidates[1:], key=lambda config: config != stored)
+        """The candidates in the order to try them: a stored winner, those of other problems, what plugins know."""
+        stored = (self.incumbent.config,) if self.incumbent is not None else ()
+        place = {config: number for number, config in enumerate(dict.fromkeys((*stored, *self.seeds)))}
+        return sorted(found.candidates[1:], key=lambda config: place.get(config, len(place)))
 
     # --- timing ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +244,9 @@ class Tuning:
 
     def _examined(self, contenders: Sequence[Contender]) -> Sequence[Contender]:
         """``contenders`` after the full quick gate, which says of those that did not pass why they are out."""
+        self.progress("gate", 0, len(contenders))
         verdicts = self._gate.examine([contender.bound for contender in contenders])
+        self.platform.synchronize(self.device)
         for contender, verdict in zip(contenders, verdicts, strict=True):
             contender.failure = contender.launch.failure
             contender.refutation = None if contender.failure else verdict.refutation
@@ -262,11 +298,20 @@ class Tuning:
             reference_cold_us=_median(home.cold),
             reference_warm_us=_median(home.warm),
             mad_us=round(decided.mad_us, 3),
+            host_us=self._host_us(best),
+            reference_host_us=self._host_us(home),
             tried=str(report.tally),
             digests=self._gate.digests,
             decided=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z"),
             extra=_circumstances(report.noise or Noise(), condition, best, home),
         )
+
+    def _host_us(self, contender: Contender) -> float | None:
+        """What a call of ``contender`` costs the host, microseconds; None where it cannot be told."""
+        if self._bench.interpreted:
+            return None
+        measured = contender.readings(self._kind)
+        return host_us(self.platform, self.device, contender.launch, self._meter.sets(1)[0], min(measured))
 
     def _given_up(self, error: Exception) -> NotTunable:
         """What to say of an error that ended the tuning; raises ``DeviceLost`` where it ended the device."""
@@ -274,7 +319,7 @@ class Tuning:
         reason = reason_of(error)
         if short_of_memory(reason):
             traceback.clear_frames(error.__traceback__)  # what they hold is what the call needs
-            return NotTunable(f"memory ran out while {self.kernel} was tuned", why=reason, fix="kalign tune, offline")
+            return NoMemory(f"memory ran out while {self.kernel} was tuned", why=reason, fix="kalign tune, offline")
         if isinstance(error, CandidateFailed):
             return NotTunable(f"the reference launch of {self.kernel} failed: {error.what}")
         return NotTunable(

@@ -22,8 +22,9 @@ class Effort:
     """How much to try for one problem.
 
     At most ``candidates`` are compiled and timed roughly, ``finalists`` of them checked in full and raced for up to
-    ``rounds`` readings each. ``compile_deadline_s`` is what one candidate's compile may take. Past ``budget_s`` seconds
-    no candidate is added and what has been timed is decided on. ``strategy`` names the search strategy.
+    ``rounds`` readings each. ``compile_deadline_s`` is what one candidate's compile may take, ``launch_deadline_s``
+    what one launch may where the process is watched. Past ``budget_s`` seconds no candidate is added and what has been
+    timed is decided on. ``strategy`` names the search strategy.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Effort:
     finalists: int
     rounds: int
     compile_deadline_s: float = 60.0
+    launch_deadline_s: float = 30.0
     budget_s: float = math.inf
     strategy: str = "racing"
 
@@ -38,7 +40,7 @@ class Effort:
 EFFORTS = {
     "quick": Effort("quick", 16, 4, 9),
     "normal": Effort("normal", 96, 8, 15),
-    "full": Effort("full", 4096, 16, 31, 300.0),
+    "full": Effort("full", 4096, 16, 31, 300.0, 120.0),
 }
 
 
@@ -54,9 +56,10 @@ class Report:
     """How one tuning went. ``entry`` is None where nothing was decided, and ``reason`` says why it was not stored.
 
     ``seconds`` are wall time by step: ``gate``, ``compile`` (waiting for it), ``check`` (binding and the first case),
-    ``search``, ``race``. ``duplicates`` counts candidates that compiled to the code of another, ``untried`` those the
-    budget left no time for, ``transient`` those that failed by no fault of their own (a deadline, no memory).
-    ``noise`` is the reference measured against itself.
+    ``search``, ``race``. ``candidates`` counts what was to be tried, ``duplicates`` those that compiled to the code of
+    another, ``untried`` those the budget left no time for, ``transient`` those that failed by no fault of their own (a
+    deadline, no memory), ``hung`` those that failed because they did not come to an end. ``noise`` is the reference
+    measured against itself.
     """
 
     kernel: Kernel
@@ -69,9 +72,11 @@ class Report:
     failed: list[tuple[Config, str]] = field(default_factory=list)
     refuted: list[tuple[Config, Refutation]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    candidates: int = 0
     duplicates: int = 0
     untried: int = 0
     transient: int = 0
+    hung: int = 0
     noise: Noise | None = None
 
     @property

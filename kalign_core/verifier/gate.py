@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
+from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotTunable
 from kalign_core.isolate import Outcome, attempt
 from kalign_core.records import ITEM_BYTES, Case, Check, InputFamily, Refutation, Verdict
 from kalign_core.verifier.bench import Bench
@@ -216,9 +216,9 @@ class Gate:
         self.bench.platform.synchronize(self.bench.device)
         return Refutation(case.check, f"making its inputs raised {made.reason}", family=case.family, seed=case.seed)
 
-    def _no_memory(self) -> NotTunable:
+    def _no_memory(self) -> NoMemory:
         self.bench.renew_inputs()
-        return NotTunable(
+        return NoMemory(
             f"{self.bench.kernel}: the device has not the memory to check candidates",
             why=f"inputs and two sets of outputs take up to {2 * self.bench.bytes_per_set()} bytes",
         )

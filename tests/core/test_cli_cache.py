@@ -210,7 +210,7 @@ TUNE = ("tune", "swiglu", "--shape", "T=1,F=16", "--effort", "quick", "--json")
 def test_tune_says_what_could_not_be_written(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A decision that the disk does not take is told as kept in memory, with one warning of the reason."""
+    """A decision that the disk does not take is told as not stored, with one warning of the reason."""
     here = start()
 
     def full(*_: Any, **__: Any) -> None:
@@ -219,7 +219,7 @@ def test_tune_says_what_could_not_be_written(
     monkeypatch.setattr("kalign_core.cache.device_file.publish", full)
     result = CliRunner().invoke(main, TUNE)
     rows = data(result)["problems"]
-    assert {(row["how"], row["reason"]) for row in rows} == {("kept in memory", "it could not be written")}
+    assert {(row["how"], row["reason"]) for row in rows} == {("not stored", "it could not be written")}
     assert ["ENOSPC" in text for text in caplog.messages] == [True]
     here.close()
 

@@ -243,6 +243,18 @@ def test_progress_is_told(here: Bed) -> None:
     assert [told for told in seen if told[0] == "check"] == [("check", n, 15) for n in range(1, 16)]
 
 
+def test_how_it_goes_is_told(here: Bed) -> None:
+    """What is timed, gated and raced is told, who is out and why, and the best time beside the reference's."""
+    here.script.time_us = Clock({BEST: 80.0})
+    here.script.corrupts = lambda kernel, config, run: config == SECOND
+    seen: list[tuple[str, int, int]] = []
+    here.tune(progress=lambda *told: seen.append(told))
+    stages = [what for what, _, _ in seen if what in ("time", "gate", "race")]
+    assert stages == ["time", "gate", "race", "gate"]
+    assert ("refuted", 1, 15) in seen
+    assert [told for told in seen if told[0] == "best"] == [("best", 80_000, 100_000)] * 2
+
+
 def test_the_process_that_tunes_survives(child: Callable[..., Any]) -> None:
     """A trainer with a compiler that aborts on every candidate goes on, and no compile process outlives it."""
     code = f"""
