@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kalign_core.driver_library import text
 from kalign_core.records import Identity
 from kalign_cuda import identity
 from tests.cuda.fakes import FUNCTIONS, Board, FakeNvml, NVMLError, Slice, Unreachable, properties, uuid_of
@@ -186,7 +187,7 @@ NAMES = {
 @pytest.mark.parametrize(("given", "expected"), NAMES.items())
 def test_names_are_normalised_once(given: object, expected: str) -> None:
     """A name is one clean line, or nothing where it is no text."""
-    assert identity.text(given) == expected
+    assert text(given) == expected
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", "", b"NVIDIA H200", 7, None])
