@@ -68,8 +68,7 @@ class RocmPlatform(TorchGpuPlatform):
 
     def compile_target(self, device: int) -> tuple[str, int | str, int]:
         """``("hip", "gfx942", 64)``."""
-        model = self.model(device)
-        return "hip", model.arch, model.warp_size
+        return self.model(device).compile_target
 
 
 def _properties(device: int) -> Any:
