@@ -1,7 +1,7 @@
 """Registers and spills of compiled device code, read from what the compiler wrote, without a device or a vendor's tool.
 
 Triton itself learns them from the driver when it loads a kernel, which needs the device. The numbers are in the code
-all the same: in the ``.nv.info`` section of a cubin, and in the metadata at the end of AMD assembly.
+all the same: in the ``.nv.info`` section of a cubin, and in the directives of AMD assembly.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
     """Registers a thread, and how many more live in memory; None for code of a form that is not known here.
 
     ``asm`` holds the compiler's stages by name. NVIDIA's count of spilled registers is the stack frame in words, as
-    Triton counts them; AMD's is the compiler's count of spilled vector registers, and its registers are vector and
-    accumulator registers together.
+    Triton counts them; AMD's is the compiler's count of spilled vector registers. AMD's registers are those the launch
+    takes, vector and accumulator registers together: under ``waves_per_eu`` more than the code uses, because the
+    compiler then takes so many that no further wave fits.
     """
     if "cubin" in asm:
         return _of_cubin(asm["cubin"])
@@ -32,9 +33,9 @@ def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _of_assembly(text: str) -> tuple[int, int] | None:
-    found = [re.findall(rf"^\s+\.{name}:\s+(\d+)$", text, re.MULTILINE) for name in ("vgpr_count", "vgpr_spill_count")]
-    registers, spills = ([int(number) for number in numbers] for numbers in found)
-    return (max(registers), max(spills)) if registers and spills else None
+    registers = re.search(r"^\s+\.amdhsa_next_free_vgpr\s+(\d+)$", text, re.MULTILINE)
+    spills = re.search(r"^\s+\.vgpr_spill_count:\s+(\d+)$", text, re.MULTILINE)
+    return (int(registers.group(1)), int(spills.group(1))) if registers and spills else None
 
 
 def _of_cubin(code: bytes) -> tuple[int, int] | None:

@@ -58,12 +58,9 @@ class Row:
 
 
 def targets(plugins: Plugins) -> dict[str, Target]:
-    """Every device that a plugin can compile for, by how it is written: ``cuda:sm_90``."""
-    found = {}
-    for record in plugins.platforms():
-        for model in record.models:
-            found[model.target] = Target(record, model)
-    return found
+    """Every device that a plugin can compile for, by how it is written: ``cuda:sm_90``; an interpreter is none."""
+    known = [Target(record, model) for record in plugins.platforms() for model in record.models]
+    return {str(target): target for target in known if target.model.backend != "interpreter"}
 
 
 def target_named(plugins: Plugins, name: str) -> Target:

@@ -1,4 +1,4 @@
-"""Every shared kernel's reference, compiled for every family of devices without one at hand.
+"""Every shared kernel's reference, compiled for every device that plugins know, without one at hand.
 
 The compiler runs in processes of its own, as it does when tuning: this one interprets. What it is given is lowered here
 from calls that the operators really make.
@@ -7,6 +7,7 @@ from calls that the operators really make.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -19,53 +20,28 @@ import torch
 from kalign_core import hal, ops
 from kalign_core.api import recorded
 from kalign_core.declare import lower
+from kalign_core.tuner.targets import calls_of, session_for, target_named, targets
 from tests.core.scripted import scripted
 
-TARGETS = {
-    "sm_90": ["cuda", 90, 32],
-    "sm_100": ["cuda", 100, 32],
-    "gfx942": ["hip", "gfx942", 64],
-    "gfx950": ["hip", "gfx950", 64],
-}
+MODELS = {target.model.arch: target.model for target in targets(hal.plugins).values()}
+TARGETS = {arch: list(model.compile_target) for arch, model in MODELS.items()}
+# One of each family of code generators: sizes at the edges are compiled for these, an operator's own for all.
+FAMILIES = ("sm_90", "sm_100", "gfx942", "gfx950")
 SMALLEST = "gfx942"  # the supported device with the least shared memory, 64 KiB, and the fewest warps a block, 16
 SMALLEST_SHARED_BYTES = 65536
 MOST_WARPS = 16
-CANONICAL = ("rms_norm", "rms_norm_backward")
-# Kernels that add by adjacent pairs among other things: no reduction of theirs is over more than two elements either.
-PAIRWISE = ("group_advantage", "grpo_loss_blocks", "grpo_loss_fold")
-
-
-class InterleavedRope(type(ops.rope)):  # type: ignore[misc]  # the operator's own class
-    """The operator with its other choice of pairs."""
-
-    def inputs(self, *args: Any) -> tuple[Any, ...]:
-        return (*super().inputs(*args), True)
-
-
-CALLS: dict[str, tuple[Any, dict[str, int], str]] = {
-    "swiglu": (ops.swiglu, {"T": 4, "F": 12288}, "bf16"),
+Call = tuple[Any, dict[str, int], str]
+EDGES: dict[str, Call] = {
     "swiglu of single elements": (ops.swiglu, {"T": 1, "F": 1}, "fp32"),
-    "rms_norm": (ops.rms_norm, {"T": 4, "H": 4096}, "bf16"),
     "rms_norm of heads": (ops.rms_norm, {"T": 4, "H": 128}, "fp16"),
     "rms_norm of single elements": (ops.rms_norm, {"T": 4, "H": 1}, "fp32"),
     "rms_norm of the longest rows": (ops.rms_norm, {"T": 1, "H": 65536}, "fp32"),
-    "rope": (ops.rope, {"T": 4, "HEADS": 40, "D": 128}, "bf16"),
-    "rope of one pair": (ops.rope, {"T": 1, "HEADS": 1, "D": 2}, "fp32"),
-    "rope of pairs side by side": (InterleavedRope(), {"T": 4, "HEADS": 3, "D": 96}, "bf16"),
-    "ratio_kl": (ops.ratio_kl, {"B": 2, "S": 2048}, "fp32"),
-    "ratio_kl of single tokens": (ops.ratio_kl, {"B": 1, "S": 1}, "bf16"),
-    "grpo_loss": (ops.grpo_loss, {"B": 4, "S": 2048}, "fp32"),
-    "grpo_loss of single tokens": (ops.grpo_loss, {"B": 1, "S": 1}, "bf16"),
-    "group_advantage": (ops.group_advantage, {"B": 4, "G": 16}, "fp32"),
-    "group_advantage of one": (ops.group_advantage, {"B": 1, "G": 1}, "fp32"),
-    "group_advantage of the largest groups": (ops.group_advantage, {"B": 1, "G": 4096}, "fp32"),
-    "embedding": (ops.embedding, {"T": 4, "V": 8, "H": 4096}, "bf16"),
-    "embedding of single elements": (ops.embedding, {"T": 1, "V": 1, "H": 1}, "fp32"),
-    "pack": (ops.pack, {"B": 2, "S": 4, "F": 4096}, "bf16"),
-    "pack of single elements": (ops.pack, {"B": 1, "S": 1, "F": 1}, "fp32"),
-    "matmul": (ops.matmul, {"M": 4, "N": 256, "K": 128}, "bf16"),
     "matmul of single elements": (ops.matmul, {"M": 1, "N": 1, "K": 1}, "fp16"),
 }
+SHIPPED: dict[str, Call] = {op.name: (op, dict(op.shapes[0]), op.dtypes[0]) for op in ops.operators()}
+CALLS = SHIPPED | EDGES
+# Every target that each call is compiled for.
+PAIRS = [(arch, label) for label in CALLS for arch in (TARGETS if label in SHIPPED else FAMILIES)]
 COMPILE = """
 import hashlib, importlib, json, sys
 import triton
@@ -92,25 +68,37 @@ Job = tuple[dict[str, Any], list[Any]]
 Compile = Callable[..., list[dict[str, Any]]]
 
 
+@functools.cache
 def jobs_of(label: str) -> list[dict[str, Any]]:
     """What the compiler is given for every kernel of one call and its backward, under the reference."""
     op, sizes, dtype = CALLS[label]
-    with scripted().active():
-        calls = recorded(op, *op.inputs(sizes, dtype, 0, torch.device("cpu")))
+    target = target_named(hal.plugins, MODELS[SMALLEST].target)
+    calls = calls_of(session_for(target, hal.plugins), op, sizes, dtype)
     return [dataclasses.asdict(lower(c.kernel, c.problem, c.kernel.reference_config(c.problem))) for c in calls]
 
 
-def reduced_lengths(ttir: str) -> list[int]:
-    """Length of the axis that each ``tt.reduce`` of a kernel's first intermediate form reduces."""
-    lengths = []
+# Combining with these gives the same bits in any order.
+ORDER_FREE = re.compile(r"arith\.(max|min|addi|andi|ori|xori|cmp|select|ext|trunc)\w*|tt\.reduce\.return")
+
+
+def reductions(ttir: str) -> list[tuple[int, bool]]:
+    """Of each ``tt.reduce`` of a kernel's first intermediate form: how long its axis is, and whether order matters."""
+    found = []
     for reduce in ttir.split('"tt.reduce"')[1:]:
         axis = re.search(r"axis = (\d+)", reduce)
         # The operand's type stands behind the combining region: `}) : (tensor<4x2048x2xf32>) -> ...`.
         operand = re.search(r"\}\) : \(tensor<([0-9x]+)x[a-z]", reduce)
         assert axis
         assert operand, reduce[:200]
-        lengths.append(int(operand.group(1).split("x")[int(axis.group(1))]))
-    return lengths
+        operations = re.findall(r"(?:arith|math|tt|scf)\.[a-z_.]+", reduce[: operand.start()])
+        length = int(operand.group(1).split("x")[int(axis.group(1))])
+        found.append((length, not all(ORDER_FREE.fullmatch(operation) for operation in operations)))
+    return found
+
+
+def ordered_lengths(ttir: str) -> list[int]:
+    """Lengths of the axes that are reduced where the order of combining changes bits."""
+    return [length for length, is_ordered in reductions(ttir) if is_ordered]
 
 
 @pytest.fixture(scope="module")
@@ -135,20 +123,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(compile_them: Compile, cache: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every kernel of every call for every target, by target, call and kernel; one process for each target."""
-    jobs = [(label, job) for label in CALLS for job in jobs_of(label)]
-    found = {}
-    for name, target in TARGETS.items():
-        results = compile_them([(job, target) for _, job in jobs], cache)
-        found |= {(name, label, job["kernel"]): r for (label, job), r in zip(jobs, results, strict=True)}
-    return found
+    """Every kernel of every call for every target, by target, call and kernel."""
+    keys = [(arch, label, job["kernel"]) for arch, label in PAIRS for job in jobs_of(label)]
+    jobs = [(job, TARGETS[arch]) for arch, label in PAIRS for job in jobs_of(label)]
+    return dict(zip(keys, compile_them(jobs, cache), strict=True))
 
 
-MODELS = {model.arch: model for record in hal.plugins.platforms() for model in record.models}
-
-
-@pytest.mark.parametrize("label", CALLS)
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "label"), PAIRS)
 def test_the_reference_is_legal_everywhere(compiled: Any, target: str, label: str) -> None:
     """The reference compiles for every target, fits its shared memory and needs no more warps than the smallest has."""
     results = {key: result for key, result in compiled.items() if key[:2] == (target, label)}
@@ -156,6 +137,7 @@ def test_the_reference_is_legal_everywhere(compiled: Any, target: str, label: st
     assert {key: result["failure"] for key, result in results.items() if result["failure"]} == {}
     assert max(result["shared_bytes"] for result in results.values()) <= MODELS[target].shared_bytes
     assert max(result["num_warps"] for result in results.values()) <= MOST_WARPS
+    assert max(result["tmem_columns"] for result in results.values()) <= MODELS[target].tmem_columns
     assert max(result["global_scratch_bytes"] for result in results.values()) == 0
 
 
@@ -167,30 +149,30 @@ def test_the_reference_fits_the_smallest_device(compiled: Any) -> None:
     assert min(model.max_warps for model in MODELS.values()) == MOST_WARPS
 
 
+@pytest.mark.parametrize(("target", "label"), PAIRS)
+def test_reductions_combine_two_elements(compiled: Any, target: str, label: str) -> None:
+    """No kernel leaves an order to the compiler: what is added up is added in pairs, and nothing scans or is atomic."""
+    for (arch, call, kernel), result in compiled.items():
+        if (arch, call) == (target, label):
+            ttir = result["ttir"]
+            assert set(ordered_lengths(ttir)) <= {2}, kernel
+            assert [word for word in ("tt.scan", "tt.atomic") if word in ttir] == [], kernel
+
+
 @pytest.mark.parametrize("target", TARGETS)
-def test_canonical_reductions_add_two_elements(compiled: Any, target: str) -> None:
-    """Every reduction of an order-canonical kernel is over an axis of length two: log2 of the row's length of them."""
-    for label, width in (("rms_norm", 4096), ("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
-        for kernel in CANONICAL:
-            lengths = reduced_lengths(compiled[target, label, kernel]["ttir"])
-            assert lengths == [2] * (width.bit_length() - 1)
+def test_a_row_is_folded_in_pairs(compiled: Any, target: str) -> None:
+    """RMSNorm adds a row of 2**n elements in n steps of two, forward and backward, on every target."""
+    width = CALLS["rms_norm"][1]["H"]
+    for kernel in ("rms_norm", "rms_norm_backward"):
+        lengths = ordered_lengths(compiled[target, "rms_norm", kernel]["ttir"])
+        assert lengths == [2] * (width.bit_length() - 1)
 
 
-@pytest.mark.parametrize("kernel", PAIRWISE)
-@pytest.mark.parametrize("target", TARGETS)
-def test_no_reduction_is_left_to_the_compiler(compiled: Any, target: str, kernel: str) -> None:
-    """Sums by groups, blocks and sequences add two elements at a time as well."""
-    found = [reduced_lengths(result["ttir"]) for key, result in compiled.items() if key[::2] == (target, kernel)]
-    assert found
-    assert {length for lengths in found for length in lengths} <= {2}
-    assert any(found)
-
-
-def test_kernels_without_an_order_to_keep_reduce_nothing(compiled: Any) -> None:
-    """Pointwise kernels, folds and the product leave no reduction to the compiler."""
-    others = {key: result for key, result in compiled.items() if key[2] not in (*CANONICAL, *PAIRWISE)}
-    assert {key[2] for key in others} >= {"swiglu", "swiglu_backward", "rms_norm_dweight", "matmul"}
-    assert {key: lengths for key, result in others.items() if (lengths := reduced_lengths(result["ttir"]))} == {}
+def test_the_pairs_grow_with_the_row(compiled: Any) -> None:
+    """Longer rows take more steps of two, none a longer one."""
+    for label, width in (("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
+        lengths = ordered_lengths(compiled[SMALLEST, label, "rms_norm"]["ttir"])
+        assert lengths == [2] * (width.bit_length() - 1)
 
 
 def test_a_naive_sum_is_noticed(compile_them: Compile, cache: Path, tmp_path: Path) -> None:
@@ -203,7 +185,7 @@ def test_a_naive_sum_is_noticed(compile_them: Compile, cache: Path, tmp_path: Pa
     code = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n" + COMPILE
     (result,) = compile_them([(job, TARGETS["sm_90"])], cache, code)
     assert result["failure"] == ""
-    assert reduced_lengths(result["ttir"]) == [1024]
+    assert ordered_lengths(result["ttir"]) == [1024]
 
 
 NAIVE = """
@@ -221,38 +203,20 @@ naive = types.SimpleNamespace(fn=row_sum)
 
 def test_the_number_of_rows_is_no_part_of_the_code() -> None:
     """Calls that differ in their number of rows alone are one compile."""
-    fixed = dict.fromkeys(("F", "H", "D", "HEADS", "G", "V", "S"), 64)
-    for op in (ops.swiglu, ops.rms_norm, ops.rope, ops.group_advantage, ops.embedding):
+    for op, dims in ((ops.swiglu, ("T", "F")), (ops.rms_norm, ("T", "H"))):
         lowered = []
         for rows in (1, 3, 16):
-            sizes = {dim: fixed.get(dim, rows) for dim in op.dims}
             with scripted().active():
-                calls = recorded(op, *op.inputs(sizes, "bf16", 0, torch.device("cpu")))
+                calls = recorded(op, *op.inputs({dims[0]: rows, dims[1]: 64}, "bf16", 0, torch.device("cpu")))
             lowered.append([lower(c.kernel, c.problem, c.kernel.reference_config(c.problem)) for c in calls])
-        assert lowered[0] == lowered[1] == lowered[2]
-
-
-def test_numbers_of_sequences_and_tokens_are_no_part_of_the_code() -> None:
-    """Batches that differ in their sequences and tokens alone are one compile, whether dense or cut out of longer rows.
-
-    Strides tell the compiler whether they are multiples of 16, as all of them do, so that these stay of one kind.
-    """
-    for op in (ops.ratio_kl, ops.grpo_loss):
-        lowered = []
-        for sequences, tokens in ((3, 2064), (8, 4112), (65, 2064)):
-            with scripted().active():
-                args = op.inputs({"B": sequences, "S": tokens}, "fp32", 0, torch.device("cpu"))
-                calls = recorded(op, *args)
-            made = [lower(c.kernel, c.problem, c.kernel.reference_config(c.problem)) for c in calls]
-            lowered.append([job for job in made if job.kernel != "grpo_loss_fold"])
         assert lowered[0] == lowered[1] == lowered[2]
 
 
 def test_two_processes_compile_the_same(compiled: Any, compile_them: Compile, cache: Path) -> None:
     """What a compile worker made is what the launching process finds: the same hash and code, nothing compiled anew."""
     labels = ("swiglu", "rms_norm", "matmul")
-    jobs = [(job, TARGETS[target]) for label in labels for job in jobs_of(label) for target in TARGETS]
-    keys = [(target, label, job["kernel"]) for label in labels for job in jobs_of(label) for target in TARGETS]
+    jobs = [(job, TARGETS[target]) for label in labels for job in jobs_of(label) for target in FAMILIES]
+    keys = [(target, label, job["kernel"]) for label in labels for job in jobs_of(label) for target in FAMILIES]
     before = sorted(path.name for path in cache.iterdir())
     again = compile_them(jobs, cache, "import triton, torch\n" + COMPILE)
     assert [(r["hash"], r["code"]) for r in again] == [(compiled[k]["hash"], compiled[k]["code"]) for k in keys]
