@@ -70,7 +70,7 @@ def compile_(
         found = [block for item in work for block in compiled(here, target, item, pool, timeout or targets.DEADLINE_S)]
     finally:
         pool.close()
-    summary = summarised(target, found)
+    summary = summarised(found)
     emit(as_json, {"target": str(target), **summary, "kernels": found}, *_tables(found), _sentence(summary))
     sys.exit(1 if summary["failed"] else 0)
 
@@ -93,8 +93,8 @@ def compiled(
     return blocks
 
 
-def summarised(target: Target, blocks: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How many candidates there were on ``target``, and what came of them; ``codes`` counts the different ones."""
+def summarised(blocks: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many candidates there were and what came of them; ``codes`` counts the different ones."""
     rows = [row for block in blocks for row in block["rows"]]
     counts = {state: sum(len(r["configs"]) for r in rows if r["state"] == state)
               for state in ("compiled", "refused", "failed")}  # fmt: skip
