@@ -2,8 +2,8 @@
 
 Prints one JSON object for one target: ``python benchmarks/compile_targets.py --target hip:gfx942``. All operators that
 are registered are compiled at the first and the last of their default shapes (``--all-shapes`` for every one) in their
-first dtype, every candidate of every kernel they run, in compile processes with a deadline. ``--table FILE.md`` also writes the compact
-table. The exit code is 1 if a candidate neither compiles nor is refused with a reason.
+first dtype, every candidate of every kernel they run, in compile processes with a deadline. ``--table FILE.md`` also
+writes the compact table. The exit code is 1 if a candidate neither compiles nor is refused with a reason.
 """
 
 from __future__ import annotations
