@@ -47,14 +47,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def here(folder: Path) -> Iterator[Session]:
-    """A session that has tuned one problem on both devices, and another on the second alone; device 0 is current."""
+    """A session that has tuned one problem on both devices, and another on the second alone.
+
+    The other device is current each time, and has to be afterwards.
+    """
     made = Session(configuration=settings.read({"KALIGN_CACHE_DIR": str(folder)}))
     made.observer.effort = effort_named("quick")
-    torch.cuda.set_device(0)
     with made.active():
-        for device in BOTH:
-            kalign.tune(ops.rms_norm, *inputs(device))
-        kalign.tune(ops.rms_norm, *inputs(1, ONLY_ON_ONE))
+        for device, sizes in ((0, SIZES), (1, SIZES), (1, ONLY_ON_ONE)):
+            torch.cuda.set_device(1 - device)
+            kalign.tune(ops.rms_norm, *inputs(device, sizes))
+            assert torch.cuda.current_device() == 1 - device
+        torch.cuda.set_device(0)
         yield made
     made.close()
 
@@ -129,15 +133,6 @@ def test_repeated_calls_keep_to_their_device(here: Session, device: int) -> None
     stream.synchronize()
     torch.cuda.set_device(0)
     assert torch.equal(late, expected)
-
-
-def test_tuning_restores_the_current_device(here: Session) -> None:
-    """Tuning for tensors of one device leaves the other one current."""
-    for current in BOTH:
-        torch.cuda.set_device(current)
-        kalign.tune(ops.rms_norm, *inputs(1 - current, {"T": 2, "H": 64}))
-        assert torch.cuda.current_device() == current
-    torch.cuda.set_device(0)
 
 
 def test_a_decision_serves_its_own_device_alone(here: Session) -> None:
