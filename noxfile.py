@@ -111,3 +111,16 @@ def compile_cuda(session: nox.Session) -> None:
 def compile_rocm(session: nox.Session) -> None:
     """Every candidate compiled for every AMD architecture, without a device; takes minutes for each."""
     compile_for(session, "hip")
+
+
+@nox.session
+def tests_thirdparty(session: nox.Session) -> None:
+    """Every example backend, installed beside kalign as anybody's would be, held to the conformance suites."""
+    examples = sorted(path.parent for path in Path("examples").glob("*/pyproject.toml"))
+    if not examples:
+        session.skip("needs a backend below examples/, which this copy of the sources lacks")
+    session.install(*group("test"), "-e", ".")
+    session.install("--no-build-isolation", *group("build"), *map(str, (path.resolve() for path in examples)))
+    for example in examples:
+        session.run("pytest", "-q", *session.posargs, str(example))
+    session.run("pytest", "-q", *session.posargs, "tests/conformance", env={"KALIGN_MODE": "", "KALIGN_PLATFORM": ""})
