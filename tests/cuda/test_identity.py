@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from kalign_core.driver_library import text
 from kalign_core.records import Identity
 from kalign_cuda import identity
 from tests.cuda.fakes import FUNCTIONS, Board, FakeNvml, NVMLError, Slice, Unreachable, properties, uuid_of
@@ -169,25 +168,6 @@ def test_any_call_may_fail(function: str, error: BaseException, sys_tree: Path) 
     """Whichever call raises whatever, the device keeps its key and its PCI device id."""
     found = identity.identity(properties(), FakeNvml(Board(), failing={function: error}), sys_tree)
     assert (found.key, found.pci_device_id) == (f"GPU-{uuid_of(0)}", "10de:2335")
-
-
-NAMES = {
-    b"NVIDIA H200": "NVIDIA H200",
-    "NVIDIA H200\0\0\0": "NVIDIA H200",
-    b"\xff\xfe\x80garbage": "",
-    "": "",
-    "N/A": "",
-    "  NVIDIA\tH200\n": "NVIDIA H200",
-    "x" * 200: "x" * 80,
-    "\U0001f680 GPU": "\U0001f680 GPU",
-    "bell\a": "",
-}
-
-
-@pytest.mark.parametrize(("given", "expected"), NAMES.items())
-def test_names_are_normalised_once(given: object, expected: str) -> None:
-    """A name is one clean line, or nothing where it is no text."""
-    assert text(given) == expected
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", "", b"NVIDIA H200", 7, None])
