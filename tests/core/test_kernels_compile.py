@@ -1,4 +1,5 @@
-"""Every shared kernel's reference, compiled for every device that plugins know, without one at hand.
+"""Every shared kernel's reference, compiled without a device at hand: as far as the first form for every known device,
+to the end for one of each family.
 
 The compiler runs in processes of its own, as it does when tuning: this one interprets. What it is given is lowered here
 from calls that the operators really make.
@@ -25,7 +26,7 @@ from tests.core.scripted import scripted
 
 MODELS = {target.model.arch: target.model for target in targets(hal.plugins).values()}
 TARGETS = {arch: list(model.compile_target) for arch, model in MODELS.items()}
-# One of each family of code generators: sizes at the edges are compiled for these, an operator's own for all.
+# One of each family of code generators.
 FAMILIES = ("sm_90", "sm_100", "gfx942", "gfx950")
 SMALLEST = "gfx942"  # the supported device with the least shared memory, 64 KiB, and the fewest warps a block, 16
 SMALLEST_SHARED_BYTES = 65536
@@ -40,8 +41,6 @@ EDGES: dict[str, Call] = {
 }
 SHIPPED: dict[str, Call] = {op.name: (op, dict(op.shapes[0]), op.dtypes[0]) for op in ops.operators()}
 CALLS = SHIPPED | EDGES
-# Every target that each call is compiled for.
-PAIRS = [(arch, label) for label in CALLS for arch in (TARGETS if label in SHIPPED else FAMILIES)]
 COMPILE = """
 import hashlib, importlib, json, sys
 import triton
@@ -63,6 +62,28 @@ for job, target in json.load(open({path!r})):
         continue
     print(json.dumps({{"failure": "", "hash": compiled.hash, "code": triton_compat.code_digest(compiled),
                       "ttir": compiled.asm["ttir"], **triton_compat.resources(compiled)}}))
+"""
+FIRST_FORM = """
+import importlib, json
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+
+for job, target in json.load(open({path!r})):
+    module, _, name = job["import_path"].partition(":")
+    constants = {{(position,): value for position, value in job["constants"]}}
+    attributes = {{(position,): [["tt.divisibility", 16]] for position in job["divisible"]}}
+    kernel = getattr(importlib.import_module(module), name)
+    source = ASTSource(kernel.fn, dict(job["signature"]), constants, attributes)
+    target = GPUTarget(*target)
+    backend, context, stages = make_backend(target), ir.context(), {{}}
+    options = backend.parse_options(dict(job["options"]))
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    code = backend.get_codegen_implementation(options)
+    made = source.make_ir(target, options, code, backend.get_module_map(), context)
+    backend.add_stages(stages, options, source.language)
+    print(json.dumps({{"failure": "", "ttir": str(stages["ttir"](made, {{}}))}}))
 """
 Job = tuple[dict[str, Any], list[Any]]
 Compile = Callable[..., list[dict[str, Any]]]
@@ -121,16 +142,31 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("compiled")
 
 
+Results = dict[tuple[str, str, str], dict[str, Any]]
+
+
 @pytest.fixture(scope="module")
-def compiled(compile_them: Compile, cache: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every kernel of every call for every target, by target, call and kernel."""
-    keys = [(arch, label, job["kernel"]) for arch, label in PAIRS for job in jobs_of(label)]
-    jobs = [(job, TARGETS[arch]) for arch, label in PAIRS for job in jobs_of(label)]
-    return dict(zip(keys, compile_them(jobs, cache), strict=True))
+def compiled(compile_them: Compile, cache: Path) -> Results:
+    """Every kernel of every call for a target of each family, by target, call and kernel."""
+    found: Results = {}
+    for arch in FAMILIES:
+        named = [(label, job) for label in CALLS for job in jobs_of(label)]
+        results = compile_them([(job, TARGETS[arch]) for _, job in named], cache)
+        found |= {(arch, label, job["kernel"]): r for (label, job), r in zip(named, results, strict=True)}
+    return found
 
 
-@pytest.mark.parametrize(("target", "label"), PAIRS)
-def test_the_reference_is_legal_everywhere(compiled: Any, target: str, label: str) -> None:
+@pytest.fixture(scope="module")
+def first_forms(compile_them: Compile, cache: Path) -> Results:
+    """The same for every target that plugins know, as far as the compiler's first form."""
+    named = [(arch, label, job) for arch in TARGETS for label in CALLS for job in jobs_of(label)]
+    results = compile_them([(job, TARGETS[arch]) for arch, _, job in named], cache, FIRST_FORM)
+    return {(arch, label, job["kernel"]): r for (arch, label, job), r in zip(named, results, strict=True)}
+
+
+@pytest.mark.parametrize("label", CALLS)
+@pytest.mark.parametrize("target", FAMILIES)
+def test_the_reference_is_legal_everywhere(compiled: Results, target: str, label: str) -> None:
     """The reference compiles for every target, fits its shared memory and needs no more warps than the smallest has."""
     results = {key: result for key, result in compiled.items() if key[:2] == (target, label)}
     assert results
@@ -141,7 +177,7 @@ def test_the_reference_is_legal_everywhere(compiled: Any, target: str, label: st
     assert max(result["global_scratch_bytes"] for result in results.values()) == 0
 
 
-def test_the_reference_fits_the_smallest_device(compiled: Any) -> None:
+def test_the_reference_fits_the_smallest_device(compiled: Results) -> None:
     """On the smallest supported device every kernel's reference stays within 64 KiB."""
     needed = [result["shared_bytes"] for key, result in compiled.items() if key[0] == SMALLEST]
     assert (max(needed) <= SMALLEST_SHARED_BYTES, MODELS[SMALLEST].shared_bytes) == (True, SMALLEST_SHARED_BYTES)
@@ -149,30 +185,30 @@ def test_the_reference_fits_the_smallest_device(compiled: Any) -> None:
     assert min(model.max_warps for model in MODELS.values()) == MOST_WARPS
 
 
-@pytest.mark.parametrize(("target", "label"), PAIRS)
-def test_reductions_combine_two_elements(compiled: Any, target: str, label: str) -> None:
+@pytest.mark.parametrize("label", CALLS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_reductions_combine_two_elements(first_forms: Results, target: str, label: str) -> None:
     """No kernel leaves an order to the compiler: what is added up is added in pairs, and nothing scans or is atomic."""
-    for (arch, call, kernel), result in compiled.items():
-        if (arch, call) == (target, label):
-            ttir = result["ttir"]
-            assert set(ordered_lengths(ttir)) <= {2}, kernel
-            assert [word for word in ("tt.scan", "tt.atomic") if word in ttir] == [], kernel
+    texts = {key[2]: result["ttir"] for key, result in first_forms.items() if key[:2] == (target, label)}
+    assert texts
+    assert {kernel: lengths for kernel, text in texts.items() if set(lengths := ordered_lengths(text)) - {2}} == {}
+    assert [kernel for kernel, text in texts.items() if "tt.scan" in text or "tt.atomic" in text] == []
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_row_is_folded_in_pairs(compiled: Any, target: str) -> None:
+def test_a_row_is_folded_in_pairs(first_forms: Results, target: str) -> None:
     """RMSNorm adds a row of 2**n elements in n steps of two, forward and backward, on every target."""
-    width = CALLS["rms_norm"][1]["H"]
-    for kernel in ("rms_norm", "rms_norm_backward"):
-        lengths = ordered_lengths(compiled[target, "rms_norm", kernel]["ttir"])
-        assert lengths == [2] * (width.bit_length() - 1)
+    for label, width in (("rms_norm", 4096), ("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
+        for kernel in ("rms_norm", "rms_norm_backward"):
+            lengths = ordered_lengths(first_forms[target, label, kernel]["ttir"])
+            assert len(lengths) % (width.bit_length() - 1) == 0
+            assert set(lengths) == {2}
 
 
-def test_the_pairs_grow_with_the_row(compiled: Any) -> None:
-    """Longer rows take more steps of two, none a longer one."""
-    for label, width in (("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
-        lengths = ordered_lengths(compiled[SMALLEST, label, "rms_norm"]["ttir"])
-        assert lengths == [2] * (width.bit_length() - 1)
+def test_the_first_form_is_the_compiled_one_s(compiled: Results, first_forms: Results) -> None:
+    """What is looked at for every target is what the compiler goes on from where it compiles to the end."""
+    for key, result in compiled.items():
+        assert ordered_lengths(result["ttir"]) == ordered_lengths(first_forms[key]["ttir"]), key
 
 
 def test_a_naive_sum_is_noticed(compile_them: Compile, cache: Path, tmp_path: Path) -> None:
@@ -212,7 +248,7 @@ def test_the_number_of_rows_is_no_part_of_the_code() -> None:
         assert lowered[0] == lowered[1] == lowered[2]
 
 
-def test_two_processes_compile_the_same(compiled: Any, compile_them: Compile, cache: Path) -> None:
+def test_two_processes_compile_the_same(compiled: Results, compile_them: Compile, cache: Path) -> None:
     """What a compile worker made is what the launching process finds: the same hash and code, nothing compiled anew."""
     labels = ("swiglu", "rms_norm", "matmul")
     jobs = [(job, TARGETS[target]) for label in labels for job in jobs_of(label) for target in FAMILIES]
@@ -223,7 +259,7 @@ def test_two_processes_compile_the_same(compiled: Any, compile_them: Compile, ca
     assert sorted(path.name for path in cache.iterdir()) == before
 
 
-def test_an_empty_cache_gives_the_same_code(compiled: Any, compile_them: Compile, tmp_path: Path) -> None:
+def test_an_empty_cache_gives_the_same_code(compiled: Results, compile_them: Compile, tmp_path: Path) -> None:
     """Compiling without what others left behind gives the same hash and the same instructions."""
     (job,) = (job for job in jobs_of("swiglu") if job["kernel"] == "swiglu")
     for target in ("sm_90", "gfx942"):
