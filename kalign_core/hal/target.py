@@ -58,9 +58,10 @@ class TargetPlatform(Platform):
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """Inside the block torch makes every new tensor on the ``meta`` device, whatever device and generator it is given.
+    """Inside the block torch makes on the ``meta`` device what it is asked to make on any, whatever the generator.
 
-    Operators make their inputs with a generator of the device, which ``meta`` has not.
+    Operators make their inputs with a generator of the device, which ``meta`` has not. What names no device stays the
+    host's, so that lengths which an operator has to know are numbers.
     """
     from torch.overrides import TorchFunctionMode
 
@@ -69,10 +70,17 @@ def without_memory() -> Iterator[None]:
             self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             given = dict(kwargs or {})
-            given.pop("generator", None)
             if given.get("device") is not None:
+                given.pop("generator", None)
                 given["device"] = "meta"
             return func(*args, **given)
 
     with OnMeta():
         yield
+
+
+def forgotten(argument: Any) -> Any:
+    """``argument`` without its bytes, where it is a tensor: on the ``meta`` device, still asking for its gradient."""
+    if not hasattr(argument, "data_ptr") or argument.device.type == "meta":
+        return argument
+    return argument.detach().to("meta").requires_grad_(argument.requires_grad)

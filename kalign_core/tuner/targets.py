@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from kalign_core.declare import Kernel, lower
 from kalign_core.errors import NoPlatform, UnknownName
 from kalign_core.hal.select import launch_options
-from kalign_core.hal.target import TargetPlatform, without_memory
+from kalign_core.hal.target import TargetPlatform, forgotten, without_memory
 from kalign_core.observer import Recorded
 from kalign_core.occupancy import Occupancy, occupancy
 from kalign_core.records import Config, DeviceModel, PlatformRecord, Problem
@@ -88,7 +88,7 @@ def calls_of(here: Session, op: Operator, sizes: Mapping[str, int], dtype: str) 
     from kalign_core.api import recorded
 
     with here.active(), without_memory():
-        return recorded(op, *op.inputs(sizes, dtype, 0, torch.device("cpu")))
+        return recorded(op, *map(forgotten, op.inputs(sizes, dtype, 0, torch.device("cpu"))))
 
 
 def space_on(target: Target, plugins: Plugins, kernel: Kernel, problem: Problem) -> Space:

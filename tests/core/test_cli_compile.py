@@ -17,7 +17,7 @@ from kalign_core.cli.main import main
 from kalign_core.declare import Config
 from kalign_core.errors import CandidateFailed, NoPlatform
 from kalign_core.hal.select import launch_options
-from kalign_core.hal.target import NOWHERE, TargetPlatform, without_memory
+from kalign_core.hal.target import NOWHERE, TargetPlatform, forgotten, without_memory
 from kalign_core.plugins import Plugins
 from kalign_core.records import DeviceModel
 from kalign_core.tuner import compile as compiling
@@ -187,3 +187,13 @@ def test_inputs_take_no_memory() -> None:
     with without_memory():
         made = torch.randn((1 << 20, 1 << 20), generator=torch.Generator(), device="cpu")
     assert (made.device.type, made.shape[0]) == ("meta", 1 << 20)
+
+
+def test_what_an_operator_has_to_know_is_known() -> None:
+    """Numbers made on the host stay numbers; as arguments of a call tensors lose their bytes, and keep their nature."""
+    with without_memory():
+        lengths = torch.randint(1, 9, (4,), generator=torch.Generator().manual_seed(0))
+        assert int(lengths.sum()) >= 4
+        kept = [forgotten(each) for each in (lengths, torch.ones(2, requires_grad=True), 3, None)]
+    assert [getattr(each, "device", torch.device("cpu")).type for each in kept] == ["meta", "meta", "cpu", "cpu"]
+    assert [getattr(each, "requires_grad", None) for each in kept] == [False, True, None, None]
