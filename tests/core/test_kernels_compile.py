@@ -32,11 +32,28 @@ SMALLEST = "gfx942"  # the supported device with the least shared memory, 64 KiB
 SMALLEST_SHARED_BYTES = 65536
 MOST_WARPS = 16
 Call = tuple[Any, dict[str, int], str]
+
+
+class InterleavedRope(type(ops.rope)):  # type: ignore[misc]  # the operator's own class
+    """The operator with its other choice of pairs."""
+
+    def inputs(self, *args: Any) -> tuple[Any, ...]:
+        return (*super().inputs(*args), True)
+
+
 EDGES: dict[str, Call] = {
     "swiglu of single elements": (ops.swiglu, {"T": 1, "F": 1}, "fp32"),
     "rms_norm of heads": (ops.rms_norm, {"T": 4, "H": 128}, "fp16"),
     "rms_norm of single elements": (ops.rms_norm, {"T": 4, "H": 1}, "fp32"),
     "rms_norm of the longest rows": (ops.rms_norm, {"T": 1, "H": 65536}, "fp32"),
+    "rope of one pair": (ops.rope, {"T": 1, "HEADS": 1, "D": 2}, "fp32"),
+    "rope of pairs side by side": (InterleavedRope(), {"T": 4, "HEADS": 3, "D": 96}, "bf16"),
+    "ratio_kl of single tokens": (ops.ratio_kl, {"B": 1, "S": 1}, "bf16"),
+    "grpo_loss of single tokens": (ops.grpo_loss, {"B": 1, "S": 1}, "bf16"),
+    "group_advantage of one": (ops.group_advantage, {"B": 1, "G": 1}, "fp32"),
+    "group_advantage of the largest groups": (ops.group_advantage, {"B": 1, "G": 4096}, "fp32"),
+    "embedding of single elements": (ops.embedding, {"T": 1, "V": 1, "H": 1}, "fp32"),
+    "pack of single elements": (ops.pack, {"B": 1, "S": 1, "F": 1}, "fp32"),
     "matmul of single elements": (ops.matmul, {"M": 1, "N": 1, "K": 1}, "fp16"),
 }
 SHIPPED: dict[str, Call] = {op.name: (op, dict(op.shapes[0]), op.dtypes[0]) for op in ops.operators()}
@@ -246,12 +263,30 @@ naive = types.SimpleNamespace(fn=row_sum)
 
 def test_the_number_of_rows_is_no_part_of_the_code() -> None:
     """Calls that differ in their number of rows alone are one compile."""
-    for op, dims in ((ops.swiglu, ("T", "F")), (ops.rms_norm, ("T", "H"))):
+    fixed = dict.fromkeys(("F", "H", "D", "HEADS", "G", "V", "S"), 64)
+    for op in (ops.swiglu, ops.rms_norm, ops.rope, ops.group_advantage, ops.embedding):
         lowered = []
         for rows in (1, 3, 16):
+            sizes = {dim: fixed.get(dim, rows) for dim in op.dims}
             with scripted().active():
-                calls = recorded(op, *op.inputs({dims[0]: rows, dims[1]: 64}, "bf16", 0, torch.device("cpu")))
+                calls = recorded(op, *op.inputs(sizes, "bf16", 0, torch.device("cpu")))
             lowered.append([lower(c.kernel, c.problem, c.kernel.reference_config(c.problem)) for c in calls])
+        assert lowered[0] == lowered[1] == lowered[2]
+
+
+def test_numbers_of_sequences_and_tokens_are_no_part_of_the_code() -> None:
+    """Batches that differ in their sequences and tokens alone are one compile, whether dense or cut out of longer rows.
+
+    Strides tell the compiler whether they are multiples of 16, as all of them do, so that these stay of one kind.
+    """
+    for op in (ops.ratio_kl, ops.grpo_loss):
+        lowered = []
+        for sequences, tokens in ((3, 2064), (8, 4112), (65, 2064)):
+            with scripted().active():
+                args = op.inputs({"B": sequences, "S": tokens}, "fp32", 0, torch.device("cpu"))
+                calls = recorded(op, *args)
+            made = [lower(c.kernel, c.problem, c.kernel.reference_config(c.problem)) for c in calls]
+            lowered.append([job for job in made if job.kernel != "grpo_loss_fold"])
         assert lowered[0] == lowered[1] == lowered[2]
 
 
