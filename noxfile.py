@@ -71,12 +71,13 @@ def vendor(session: nox.Session, name: str, needs: str) -> None:
     )
     if not found.startswith(f"{name} "):
         session.skip(f"needs {needs} and a torch built for it in {sys.executable}; there: {found.strip()}")
-    session.run(sys.executable, "-m", "pytest", "-q", f"tests/{name}", external=True, env=environment)
+    arguments = session.posargs or [f"tests/{name}"]
+    session.run(sys.executable, "-m", "pytest", "-q", *arguments, external=True, env=environment)
 
 
 @nox.session(venv_backend="none")
 def tests_cuda(session: nox.Session) -> None:
-    """The tests on an NVIDIA GPU, with the torch of the interpreter nox runs in."""
+    """The tests on an NVIDIA GPU, with the torch of the interpreter nox runs in; two GPUs show more than one."""
     vendor(session, "cuda", "an NVIDIA GPU")
 
 
@@ -84,3 +85,42 @@ def tests_cuda(session: nox.Session) -> None:
 def tests_rocm(session: nox.Session) -> None:
     """The tests on an AMD GPU, with the torch of the interpreter nox runs in."""
     vendor(session, "rocm", "an AMD GPU")
+
+
+TARGETS = "from kalign_core import hal; from kalign_core.tuner import targets; print(*targets.targets(hal.plugins))"
+
+
+def compile_for(session: nox.Session, backend: str) -> None:
+    """Compile every candidate of every operator (or of those given) for each device of ``backend``; needs no device."""
+    session.install(*group("cpu"), "-e", ".")
+    printed = str(session.run("python", "-c", TARGETS, silent=True))
+    targets = [word for word in printed.split() if word.startswith(f"{backend}:")]
+    if not targets:
+        session.skip(f"needs a plugin that knows {backend} devices; `kalign plugins` shows which are broken")
+    for target in targets:
+        session.run("python", "-m", "kalign_core", "compile", *session.posargs, "--target", target)
+
+
+@nox.session
+def compile_cuda(session: nox.Session) -> None:
+    """Every candidate compiled for every NVIDIA architecture, without a device; takes minutes for each."""
+    compile_for(session, "cuda")
+
+
+@nox.session
+def compile_rocm(session: nox.Session) -> None:
+    """Every candidate compiled for every AMD architecture, without a device; takes minutes for each."""
+    compile_for(session, "hip")
+
+
+@nox.session
+def tests_thirdparty(session: nox.Session) -> None:
+    """Every example backend, installed beside kalign as anybody's would be, held to the conformance suites."""
+    examples = sorted(path.parent for path in Path("examples").glob("*/pyproject.toml"))
+    if not examples:
+        session.skip("needs a backend below examples/, which this copy of the sources lacks")
+    session.install(*group("test"), "-e", ".")
+    session.install(*(f"./{example}" for example in examples))
+    for example in examples:
+        session.run("pytest", "-q", *session.posargs, str(example))
+    session.run("pytest", "-q", *session.posargs, "tests/conformance", env={"KALIGN_MODE": "", "KALIGN_PLATFORM": ""})

@@ -2,12 +2,11 @@
 
 Everything a hook takes or returns is defined here, so that a plugin author reads one file. Values compare and hash by
 content, carry units in their names, and hold no torch or triton object; this module imports neither, nor anything of
-kalign but ``errors`` and ``decisions``, which it gives again.
+kalign but ``errors``, and ``decisions`` and ``devices``, which it gives again.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +18,11 @@ from kalign_core.decisions import Tally as Tally
 from kalign_core.decisions import Timing as Timing
 from kalign_core.decisions import Verdict as Verdict
 from kalign_core.decisions import join_facts as join_facts
+from kalign_core.devices import Condition as Condition
+from kalign_core.devices import DeviceModel as DeviceModel
+from kalign_core.devices import Identity as Identity
+from kalign_core.devices import Toolchain as Toolchain
+from kalign_core.devices import Unit as Unit
 from kalign_core.errors import BadArgument, UnknownName
 
 if TYPE_CHECKING:
@@ -193,105 +197,6 @@ class Problem:
     def value(self, name: str) -> int | float | None:
         """The number passed as ``name``."""
         return self.argument(name).value
-
-
-# --- devices ------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceModel:
-    """Limits of one kind of device, as a compiler target; what can be known without the device.
-
-    ``backend`` is Triton's (``cuda``, ``hip``) or ``interpreter``; ``arch`` as users write it (``sm_90``,
-    ``gfx942``). A limit of 0 means there is none. ``last_level_bytes`` is the cache a cold timing must rotate past.
-    """
-
-    backend: str
-    arch: str
-    warp_size: int
-    max_warps: int
-    shared_bytes: int
-    registers_per_block: int = 65536
-    registers_per_thread: int = 255
-    units: int = 0
-    last_level_bytes: int = 0
-    tmem_columns: int = 0
-    max_ctas: int = 1
-
-    @property
-    def target(self) -> str:
-        """``cuda:sm_90``: how a target is written on the command line."""
-        return f"{self.backend}:{self.arch}"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Which device this is. Empty strings are absent fields, ``unknown`` is a field that could not be read.
-
-    ``vendor`` and ``name`` are for readers; ``key`` is what names the device (a UUID, or machine and PCI address)
-    and selects its file; ``must_match`` are further fields that an entry's device has to share; ``provenance`` is
-    recorded and never compared.
-    """
-
-    vendor: str
-    name: str
-    key: str
-    pci_device_id: str = ""
-    must_match: tuple[tuple[str, str | int], ...] = ()
-    provenance: tuple[tuple[str, str | int], ...] = ()
-
-    @property
-    def known(self) -> bool:
-        """Whether decisions for this device may be stored: nothing that names it is unknown."""
-        values = (self.key, self.pci_device_id, *(v for _, v in self.must_match))
-        return bool(self.key) and "unknown" not in values
-
-    @property
-    def file_stem(self) -> str:
-        """``nvidia-10de2335-3f9a01c2``: vendor, PCI device id where there is one, eight hex digits of the key."""
-        digest = hashlib.sha256(self.key.encode()).hexdigest()[:8]
-        pci = "".join(c for c in self.pci_device_id.lower() if c in "0123456789abcdef")
-        return "-".join(part for part in (self.vendor, pci, digest) if part)
-
-
-@dataclass(frozen=True, slots=True)
-class Toolchain:
-    """The facts an entry is valid for: driver, run time, torch, triton, their code generators, bit-affecting flags.
-
-    Sorted name and value pairs; two toolchains are equal when every fact is. A value ``unknown`` equals nothing.
-    """
-
-    facts: tuple[tuple[str, str], ...]
-
-    @classmethod
-    def of(cls, **facts: str) -> Toolchain:
-        """A toolchain of the facts that are not empty."""
-        return cls(tuple(sorted((k, v) for k, v in facts.items() if v)))
-
-    @property
-    def known(self) -> bool:
-        return all(value != "unknown" for _, value in self.facts)
-
-    @property
-    def id(self) -> str:
-        """``t`` and eight hex digits: the name of the table that holds these facts in a file."""
-        return "t" + hashlib.sha256(repr(self.facts).encode()).hexdigest()[:8]
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """The state of a device while it was measured; None where it cannot be read.
-
-    ``throttle`` names reasons that spoil a sample, ``power_capped`` the software power cap, which is recorded only.
-    ``foreign_processes`` counts other processes on the device.
-    """
-
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    temperature_c: int | None = None
-    throttle: tuple[str, ...] = ()
-    power_capped: bool = False
-    foreign_processes: int | None = None
 
 
 # --- platforms and plugins ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem
+from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem, Unit
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
@@ -34,30 +34,45 @@ WARP = 32
 FEWEST_WARPGROUP_REGISTERS = 96
 
 
-def _model(arch: str, shared_bytes: int, units: int, last_level_mb: int, tmem: int = 0, ctas: int = 1) -> DeviceModel:
+def _model(
+    arch: str, shared_bytes: int, units: int, last_level_mb: int, unit: Unit, tmem: int = 0, ctas: int = 1
+) -> DeviceModel:
     return DeviceModel(
         backend="cuda", arch=arch, warp_size=WARP, max_warps=32, shared_bytes=shared_bytes,
         registers_per_block=65536, registers_per_thread=255, units=units,
-        last_level_bytes=last_level_mb * 2**20, tmem_columns=tmem, max_ctas=ctas,
+        last_level_bytes=last_level_mb * 2**20, tmem_columns=tmem, max_ctas=ctas, unit=unit,
     )  # fmt: skip
 
 
+def _unit(threads: int, blocks: int, shared_kib: int) -> Unit:
+    return Unit(
+        warps=threads // WARP, blocks=blocks, shared_bytes=shared_kib * 1024, shared_step_bytes=128,
+        registers=65536, register_step=256, reserved_bytes=1024,
+    )  # fmt: skip
+
+
+# What a multiprocessor holds: the table of compute capabilities in CUDA's programming guide, and its occupancy
+# calculator for the steps.
+SM_80 = _unit(2048, 32, 164)
+SM_86 = _unit(1536, 16, 100)
+SM_89 = _unit(1536, 24, 100)
+SM_90 = _unit(2048, 32, 228)
 # Shared bytes are the opt-in maximum per block: CCCL's arch_traits.h, as are 1024 threads and 65,536 registers a block
 # and 255 registers a thread. Units and the last level are those of the largest board of each architecture in the
 # vendor's tables (A100, A40, L40S with the full die's cache, H200 as its driver reports it, B200, B300, RTX 5090); a
 # device at hand overrides them. Tensor memory: 512 columns (compiled). Clusters of 8 are the portable maximum; below
 # sm_90 the compiler refuses them, and GeForce Blackwell has no multicast.
 MODELS: tuple[DeviceModel, ...] = (
-    _model("sm_80", 166912, 108, 40),
-    _model("sm_86", 101376, 84, 6),
-    _model("sm_89", 101376, 142, 96),
-    _model("sm_90", 232448, 132, 60, ctas=8),
-    _model("sm_100", 232448, 148, 126, tmem=512, ctas=8),
-    _model("sm_103", 232448, 148, 126, tmem=512, ctas=8),
-    _model("sm_120", 101376, 170, 96),
+    _model("sm_80", 166912, 108, 40, SM_80),
+    _model("sm_86", 101376, 84, 6, SM_86),
+    _model("sm_89", 101376, 142, 96, SM_89),
+    _model("sm_90", 232448, 132, 60, SM_90, ctas=8),
+    _model("sm_100", 232448, 148, 126, SM_90, tmem=512, ctas=8),
+    _model("sm_103", 232448, 148, 126, SM_90, tmem=512, ctas=8),
+    _model("sm_120", 101376, 170, 96, SM_89),
 )
 # The least any supported device has, with the largest cache to rotate past: what an architecture without a row gets.
-SMALLEST = _model("sm_unknown", 65536, 0, 128)
+SMALLEST = _model("sm_unknown", 65536, 0, 128, SM_86)
 _BY_ARCH: Mapping[str, DeviceModel] = {model.arch: model for model in MODELS}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+from kalign_core.driver_library import UNKNOWN
 from kalign_core.hal.torch_gpu import TorchGpuPlatform
 from kalign_core.isolate import attempt
 from kalign_core.records import Condition, DeviceModel, Identity, Toolchain
@@ -44,7 +45,7 @@ class CudaPlatform(TorchGpuPlatform):
             self._drivers[process] = identity.driver_version()
         return Toolchain.of(
             driver=self._drivers[process],
-            cuda=torch.version.cuda or identity.UNKNOWN,
+            cuda=torch.version.cuda or UNKNOWN,
             ptxas=_code_generator(_capability(device)),
             **versions(),
             **bit_flags(os.environ),

@@ -3,36 +3,40 @@
 torch names the device, because only the run time knows what HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES and partitions
 left of the machine; amdsmi and the kernel's files enrich what torch says, matched by PCI address: amdsmi counts in PCI
 order and ignores the variables. Only where partitions share one address does the run time's own number decide, and
-where that is not certain nothing is matched. Every call is guarded by itself, because package and library versions
-disagree in any combination; what cannot be read is ``unknown`` and nothing raises. amdsmi is initialised and shut down
-per query, under a lock and with a deadline, and no handle is kept: handles do not survive a fork or a lost board.
+where that is not certain nothing is matched. What cannot be read is ``unknown`` and nothing raises; how that is kept is
+``kalign_core.driver_library``'s.
 
 Imports neither torch nor triton nor ``kalign_core.hal``; ``amdsmi`` only inside ``library``.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
-import logging
 import os
 import re
 import socket
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from kalign_core.driver_library import (
+    UNKNOWN,
+    Fields,
+    Library,
+    ask,
+    attribute,
+    file_text,
+    foreign_processes,
+    number,
+    pci_device_id,
+    pci_location,
+    present,
+    text,
+)
 from kalign_core.isolate import attempt
 from kalign_core.records import Condition, Identity
 
-T = TypeVar("T")
-Fields = tuple[tuple[str, str | int], ...]
-log = logging.getLogger("kalign")
-
-LIMIT_S = 2.0
-UNKNOWN = "unknown"
 # Violations that spoil a sample. The package power cap is recorded only: under large matmuls it is the normal state.
 SPOILING = {
     "active_prochot_thrm": "processor hot",
@@ -42,9 +46,6 @@ SPOILING = {
 }
 POWER_CAP = "active_ppt_pwr"
 MASKS = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-
-_lock = threading.Lock()
-_stuck: list[threading.Thread] = []
 
 
 # --- what is asked ------------------------------------------------------------------------------------------------
@@ -74,20 +75,20 @@ def identity(
     which ``/sys`` and ``/etc`` are looked up, ``index`` torch's number of the device under the masks in ``variables``.
     """
     masks = os.environ if variables is None else variables
-    seen = _query(smi, lambda library: _seen(library, properties, index, masks), _Seen())
-    address, name = _address(properties) or seen.pci_address, text(_read(properties, "name"))
+    seen = AMDSMI.query(lambda library: _seen(library, properties, index, masks), _Seen(), smi)
+    address, name = _address(properties) or seen.pci_address, text(attribute(properties, "name"))
     machine, told_apart = _machine(root), _partition(seen, root, address)
-    pci_device_id = seen.pci_device_id or _pci_device_id(root, address) or UNKNOWN
+    pci_id = seen.pci_device_id or pci_device_id(root, address and f"{address}.0") or UNKNOWN
     if not machine or not address:
         told_apart = (*told_apart, ("pci", UNKNOWN))
     partition = "-".join(str(value) for _, value in told_apart)
     return Identity(
         vendor="amd",
         name=name or seen.name or "AMD GPU",
-        key="/".join(part for part in (machine, address or f"device {index}", pci_device_id, partition) if part),
-        pci_device_id=pci_device_id,
+        key="/".join(part for part in (machine, address or f"device {index}", pci_id, partition) if part),
+        pci_device_id=pci_id,
         must_match=(*_kind(properties), *told_apart),
-        provenance=_present(
+        provenance=present(
             (
                 ("market_name", seen.name if seen.name != name else ""),
                 ("pci_bus_id", address),
@@ -103,7 +104,7 @@ def condition(
 ) -> Condition:
     """Clocks, temperature, throttling and foreign processes of the device torch calls ``properties``. Never raises."""
     masks = os.environ if variables is None else variables
-    return _query(smi, lambda library: _condition(library, properties, index, masks), Condition())
+    return AMDSMI.query(lambda library: _condition(library, properties, index, masks), Condition(), smi)
 
 
 def driver_version(smi: Any = None, root: Path = Path("/")) -> str:
@@ -111,150 +112,49 @@ def driver_version(smi: Any = None, root: Path = Path("/")) -> str:
 
     The driver inside the kernel has no version of its own; it is named by the kernel's release.
     """
-    asked = _query(smi, _driver, "")
+    asked = AMDSMI.query(_driver, "", smi)
     if asked:
         return asked
-    version = text(_file(root, "/sys/module/amdgpu/version"))
-    release = text(_file(root, "/proc/sys/kernel/osrelease"))
+    version = text(file_text(root, "/sys/module/amdgpu/version"))
+    release = text(file_text(root, "/proc/sys/kernel/osrelease"))
     inside_kernel = f"kernel {release}" if release and attempt((root / "sys/module/amdgpu").exists).value else UNKNOWN
     return version or inside_kernel
 
 
 def arch_of(properties: Any) -> str:
     """``gfx942``, or an empty string where torch does not say."""
-    return text(_read(properties, "gcnArchName")).split(":", 1)[0]
+    return text(attribute(properties, "gcnArchName")).split(":", 1)[0]
 
 
-def text(value: object) -> str:
-    """A name as one clean line of at most 80 characters; empty where it is absent, no text, or garbage.
-
-    Drivers and packages disagree on bytes and text, pad with NUL, and have returned bytes that are no text at all.
-    """
-    if isinstance(value, (bytes, bytearray)):
-        value = value.decode("utf-8", "replace")
-    if not isinstance(value, str):
-        return ""
-    line = " ".join(value.split("\0", 1)[0].split())
-    readable = line.isprintable() and "\ufffd" not in line
-    return line[:80] if readable and line.lower() not in ("n/a", "none", UNKNOWN) else ""
-
-
-# --- how it is asked ----------------------------------------------------------------------------------------------
-
-
-def _query(smi: Any, read: Callable[[Any], T], nothing: T) -> T:
-    """``read(smi)`` between one initialise and one shut down, or ``nothing`` where that fails or takes ``LIMIT_S``."""
-    answer: list[T] = []
-
-    def work() -> None:
-        module, reason = (smi, "") if smi is not None else library()
-        if module is None:
-            _announce(reason)
-            return
-        if not _lock.acquire(timeout=LIMIT_S):
-            return
-        try:
-            if attempt(lambda: module.amdsmi_init()).error is None:
-                outcome = attempt(read, module)
-                answer.extend([outcome.value] if outcome.error is None else [])
-                _ask(module, "amdsmi_shut_down")
-        finally:
-            _lock.release()
-
-    if any(worker.is_alive() for worker in _stuck):
-        return nothing
-    worker = threading.Thread(target=attempt, args=(work,), name="kalign-amdsmi", daemon=True)
-    if attempt(worker.start).error is not None:  # no thread to be had, as while the interpreter ends
-        return nothing
-    worker.join(LIMIT_S)
-    if worker.is_alive():
-        _stuck[:] = [worker]
-        _announce(f"amdsmi has not answered within {LIMIT_S:g} s; going on without it")
-        return nothing
-    return answer[0] if answer else nothing
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _stuck.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-@functools.cache
-def _announce(reason: str) -> None:
-    log.warning("%s", reason)
-
-
-def _ask(library: Any, function: str, *args: Any) -> Any:
-    """What ``function`` of the library answers, or None where it is missing or raises anything."""
-    outcome = attempt(lambda: getattr(library, function)(*args))
-    if outcome.error is not None:
-        log.debug("%s: %s", function, outcome.reason)
-    return outcome.value
+AMDSMI = Library("amdsmi", lambda: library(), "amdsmi_init", "amdsmi_shut_down")
 
 
 def _field(field: str, library: Any, function: str, *args: Any) -> Any:
     """One field of the table that ``function`` answers, or None."""
-    answer = _ask(library, function, *args)
+    answer = ask(library, function, *args)
     return answer.get(field) if isinstance(answer, dict) else None
-
-
-def _read(value: Any, name: str) -> Any:
-    """The attribute ``name`` of something that may lack it or raise."""
-    return attempt(getattr, value, name, None).value
-
-
-def _number(value: Any) -> int | None:
-    """``value`` where it is a sensible count, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62 else None
 
 
 def _kind(properties: Any) -> Fields:
     """What torch says of the kind of device: architecture, unit count, memory."""
-    memory = _number(_read(properties, "total_memory"))
+    memory = number(attribute(properties, "total_memory"))
     return (
         ("arch", arch_of(properties) or UNKNOWN),
-        ("units", _number(_read(properties, "multi_processor_count")) or UNKNOWN),
+        ("units", number(attribute(properties, "multi_processor_count")) or UNKNOWN),
         ("memory_gib", memory // 2**30 if memory else UNKNOWN),
     )
 
 
-def _present(fields: Fields) -> Fields:
-    return tuple((name, value) for name, value in fields if value)
-
-
 def _address(properties: Any) -> str:
     """``0000:05:00``, as all partitions of a board share it, or an empty string where torch does not say."""
-    names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
-    parts = [number for name in names if (number := _number(_read(properties, name))) is not None]
-    if len(parts) < len(names):
-        return ""
-    return "{:04x}:{:02x}:{:02x}".format(*parts)
-
-
-def _file(root: Path, path: str) -> str:
-    """Text of a small file below ``root``, or an empty string."""
-    outcome = attempt(lambda: (root / path.lstrip("/")).read_bytes())
-    return outcome.value.decode("utf-8", "replace").strip() if outcome.error is None else ""
-
-
-def _pci_device_id(root: Path, address: str) -> str:
-    """``1002:74a1`` from the kernel's device files, or an empty string."""
-    if not address:
-        return ""
-    folder = f"/sys/bus/pci/devices/{address}.0"
-    parts = [_file(root, f"{folder}/{name}").removeprefix("0x") for name in ("vendor", "device")]
-    return ":".join(parts) if all(re.fullmatch(r"[0-9a-f]{4}", part) for part in parts) else ""
+    found = pci_location(properties)
+    return "{:04x}:{:02x}:{:02x}".format(*found) if found else ""
 
 
 def _machine(root: Path) -> str:
     """The machine id, else the host name, else nothing: an AMD board has no UUID that could be relied on."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        found = text(_file(root, path))
+        found = text(file_text(root, path))
         if found and found.strip("0"):
             return found
     return text(attempt(socket.gethostname).value)
@@ -266,11 +166,11 @@ def _partition(seen: _Seen, root: Path, address: str) -> Fields:
     A board that is divided and whose parts cannot be told apart has an ``unknown`` number.
     """
     folder = f"/sys/bus/pci/devices/{address}.0"
-    compute = seen.compute_partition or text(_file(root, f"{folder}/current_compute_partition")).upper()
-    memory = seen.memory_partition or text(_file(root, f"{folder}/current_memory_partition")).upper()
-    number = UNKNOWN if seen.partition_id is None else str(seen.partition_id)
-    number = "" if compute in ("", "SPX") else number
-    return _present((("compute_partition", compute), ("memory_partition", memory), ("partition", number)))
+    compute = seen.compute_partition or text(file_text(root, f"{folder}/current_compute_partition")).upper()
+    memory = seen.memory_partition or text(file_text(root, f"{folder}/current_memory_partition")).upper()
+    part = UNKNOWN if seen.partition_id is None else str(seen.partition_id)
+    part = "" if compute in ("", "SPX") else part
+    return present((("compute_partition", compute), ("memory_partition", memory), ("partition", part)))
 
 
 # --- what amdsmi says ---------------------------------------------------------------------------------------------
@@ -308,25 +208,25 @@ def _unmasked(index: int, variables: Mapping[str, str]) -> int | None:
 
 def _bdf(smi: Any, handle: Any) -> str:
     """A handle's PCI address without its function, which on some releases numbers the partition."""
-    return text(_ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower().rsplit(".", 1)[0]
+    return text(ask(smi, "amdsmi_get_gpu_device_bdf", handle)).lower().rsplit(".", 1)[0]
 
 
 def _locate(smi: Any, properties: Any, index: int, variables: Mapping[str, str]) -> Any:
     """The handle of torch's device, or None where that is not certain."""
-    handles = list(_ask(smi, "amdsmi_get_processor_handles") or ())
+    handles = list(ask(smi, "amdsmi_get_processor_handles") or ())
     address = _address(properties)
     fitting = [handle for handle in handles if not address or _bdf(smi, handle) == address]
     if len(fitting) < 2:
         return fitting[0] if fitting else None
-    number = _unmasked(index, variables)
-    if number is None:
+    wanted = _unmasked(index, variables)
+    if wanted is None:
         return None
-    hip = [_number(_field("hip_id", smi, "amdsmi_get_gpu_enumeration_info", handle)) for handle in handles]
+    hip = [number(_field("hip_id", smi, "amdsmi_get_gpu_enumeration_info", handle)) for handle in handles]
     if None in hip:  # before ROCm 6.4; the run time counts in the order of the kernel's nodes
-        nodes = [_number(_field("node_id", smi, "amdsmi_get_gpu_kfd_info", handle)) for handle in handles]
+        nodes = [number(_field("node_id", smi, "amdsmi_get_gpu_kfd_info", handle)) for handle in handles]
         order = sorted(node for node in nodes if node is not None)
         hip = [order.index(node) if node is not None and len(order) == len(handles) else None for node in nodes]
-    named = [handle for handle, its in zip(handles, hip, strict=True) if its == number]
+    named = [handle for handle, its in zip(handles, hip, strict=True) if its == wanted]
     return named[0] if len(named) == 1 and any(named[0] is handle for handle in fitting) else None
 
 
@@ -336,11 +236,11 @@ def _seen(smi: Any, properties: Any, index: int, variables: Mapping[str, str]) -
         return _Seen()
     asked = ("vendor_id", "device_id", "market_name")
     vendor, device, market_name = (_field(name, smi, "amdsmi_get_gpu_asic_info", handle) for name in asked)
-    cap = _number(_field("power_cap", smi, "amdsmi_get_power_cap_info", handle)) or 0
+    cap = number(_field("power_cap", smi, "amdsmi_get_power_cap_info", handle)) or 0
     return _Seen(
-        compute_partition=text(_ask(smi, "amdsmi_get_gpu_compute_partition", handle)).upper(),
-        memory_partition=text(_ask(smi, "amdsmi_get_gpu_memory_partition", handle)).upper(),
-        partition_id=_number(_field("current_partition_id", smi, "amdsmi_get_gpu_kfd_info", handle)),
+        compute_partition=text(ask(smi, "amdsmi_get_gpu_compute_partition", handle)).upper(),
+        memory_partition=text(ask(smi, "amdsmi_get_gpu_memory_partition", handle)).upper(),
+        partition_id=number(_field("current_partition_id", smi, "amdsmi_get_gpu_kfd_info", handle)),
         name=text(market_name),
         pci_address=_bdf(smi, handle),
         pci_device_id=_hexadecimal(vendor, device),
@@ -351,14 +251,14 @@ def _seen(smi: Any, properties: Any, index: int, variables: Mapping[str, str]) -
 
 def _hexadecimal(vendor: Any, device: Any) -> str:
     """``1002:74a1`` from numbers or from text such as ``0x74a1``, which depends on the release."""
-    parts = [f"{part:04x}" if _number(part) is not None else text(part).lower() for part in (vendor, device)]
+    parts = [f"{part:04x}" if number(part) is not None else text(part).lower() for part in (vendor, device)]
     parts = [part.removeprefix("0x").zfill(4) for part in parts]
     return ":".join(parts) if all(re.fullmatch(r"[0-9a-f]{4}", part) and part.strip("0") for part in parts) else ""
 
 
 def _driver(smi: Any) -> str:
     """The driver's version as the first device tells it: a machine has one driver."""
-    handles = _ask(smi, "amdsmi_get_processor_handles")
+    handles = ask(smi, "amdsmi_get_processor_handles")
     return text(_field("driver_version", smi, "amdsmi_get_gpu_driver_info", handles[0])) if handles else ""
 
 
@@ -368,12 +268,14 @@ def _condition(smi: Any, properties: Any, index: int, variables: Mapping[str, st
         return Condition()
 
     def clock(kind: str) -> int | None:
-        return _number(_field("clk", smi, "amdsmi_get_clock_info", handle, _read(_read(smi, "AmdSmiClkType"), kind)))
+        return number(
+            _field("clk", smi, "amdsmi_get_clock_info", handle, attribute(attribute(smi, "AmdSmiClkType"), kind))
+        )
 
     kinds = (("AmdSmiTemperatureType", "HOTSPOT"), ("AmdSmiTemperatureMetric", "CURRENT"))
-    sensor = [_read(_read(smi, kind), name) for kind, name in kinds]
-    heat = _number(_ask(smi, "amdsmi_get_temp_metric", handle, *sensor))
-    violations = _ask(smi, "amdsmi_get_violation_status", handle)
+    sensor = [attribute(attribute(smi, kind), name) for kind, name in kinds]
+    heat = number(ask(smi, "amdsmi_get_temp_metric", handle, *sensor))
+    violations = ask(smi, "amdsmi_get_violation_status", handle)
     active = {name for name, value in violations.items() if value is True} if isinstance(violations, dict) else set()
     return Condition(
         sm_clock_mhz=clock("GFX"),
@@ -381,19 +283,12 @@ def _condition(smi: Any, properties: Any, index: int, variables: Mapping[str, st
         temperature_c=heat if heat is None or heat < 1000 else heat // 1000,  # thousandths in some releases
         throttle=tuple(name for field, name in SPOILING.items() if field in active),
         power_capped=POWER_CAP in active,
-        foreign_processes=_foreign(_ask(smi, "amdsmi_get_gpu_process_list", handle)),
+        foreign_processes=_foreign(ask(smi, "amdsmi_get_gpu_process_list", handle)),
     )
 
 
 def _foreign(processes: Any) -> int | None:
-    """How many processes are not ours, or None where the list may be another container's view.
-
-    Inside a container the driver lists no process, or all of them under numbers of the host. Where our own number is
-    missing one of the listed may be us, so that only the others are certainly foreign.
-    """
     if not isinstance(processes, (list, tuple)):
         return None
-    numbers = {number for p in processes if isinstance(p, dict) and (number := _number(p.get("pid"))) is not None}
-    if os.getpid() in numbers:
-        return len(numbers) - 1
-    return len(numbers) - 1 if len(numbers) > 1 else None
+    numbers = (number(process.get("pid")) for process in processes if isinstance(process, dict))
+    return foreign_processes({found for found in numbers if found is not None})

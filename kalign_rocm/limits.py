@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem
+from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem, Unit
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
@@ -36,11 +36,20 @@ VECTOR_REGISTERS = 256
 MATRIX_SIZES = (0, 16, 32)
 
 
-def _model(arch: str, shared_bytes: int, units: int, last_level_mb: int) -> DeviceModel:
+def _model(arch: str, shared_bytes: int, units: int, last_level_mb: int, lds_step_bytes: int = 512) -> DeviceModel:
     return DeviceModel(
         backend="hip", arch=arch, warp_size=WARP, max_warps=16, shared_bytes=shared_bytes,
         registers_per_block=4 * SIMD_REGISTERS * WARP, registers_per_thread=SIMD_REGISTERS, units=units,
-        last_level_bytes=last_level_mb * 2**20,
+        last_level_bytes=last_level_mb * 2**20, unit=_unit(shared_bytes, lds_step_bytes),
+    )  # fmt: skip
+
+
+def _unit(lds_bytes: int, lds_step_bytes: int) -> Unit:
+    """A compute unit: 4 SIMDs of 8 waves, registers in steps of 8 a lane (LLVM's ``AMDGPUBaseInfo.cpp``, gfx90a on)."""
+    waves = 4 * MOST_WAVES_PER_SIMD
+    return Unit(
+        warps=waves, blocks=waves, shared_bytes=lds_bytes, shared_step_bytes=lds_step_bytes,
+        registers=4 * SIMD_REGISTERS * WARP, register_step=8 * WARP,
     )  # fmt: skip
 
 
@@ -51,7 +60,7 @@ def _model(arch: str, shared_bytes: int, units: int, last_level_mb: int) -> Devi
 MODELS: tuple[DeviceModel, ...] = (
     _model("gfx90a", 65536, 110, 8),
     _model("gfx942", 65536, 304, 256),
-    _model("gfx950", 163840, 256, 256),
+    _model("gfx950", 163840, 256, 256, 1280),
 )
 # The least any supported device has, with the largest cache to rotate past: what an architecture without a row gets.
 SMALLEST = _model("gfx_unknown", 65536, 0, 256)

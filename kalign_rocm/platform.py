@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+from kalign_core.driver_library import UNKNOWN
 from kalign_core.hal.torch_gpu import TorchGpuPlatform
 from kalign_core.isolate import attempt
 from kalign_core.records import Condition, DeviceModel, Identity, Toolchain
@@ -44,7 +45,7 @@ class RocmPlatform(TorchGpuPlatform):
             self._drivers[process] = identity.driver_version()
         return Toolchain.of(
             driver=self._drivers[process],
-            hip=torch.version.hip or identity.UNKNOWN,
+            hip=torch.version.hip or UNKNOWN,
             llvm=_code_generator(),
             **versions(),
             **bit_flags(os.environ),
@@ -67,8 +68,7 @@ class RocmPlatform(TorchGpuPlatform):
 
     def compile_target(self, device: int) -> tuple[str, int | str, int]:
         """``("hip", "gfx942", 64)``."""
-        model = self.model(device)
-        return "hip", model.arch, model.warp_size
+        return self.model(device).compile_target
 
 
 def _properties(device: int) -> Any:

@@ -33,11 +33,14 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(scope="session")
 def child() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """``child(code, *folders, KALIGN_MODE="read")`` runs ``code`` in a fresh Python with ``folders`` on its path."""
+    """``child(code, *folders, KALIGN_MODE="read")`` runs ``code`` in a fresh Python with ``folders`` on its path.
+
+    What this process finds through ``PYTHONPATH`` it finds too: kalign's own needs may be installed nowhere else.
+    """
 
     def run(code: str, *folders: Path, **variables: str) -> subprocess.CompletedProcess[str]:
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(("KALIGN_", "TRITON_"))}
-        path = os.pathsep.join(str(folder) for folder in (*folders, ROOT))
+        path = os.pathsep.join(filter(None, [*map(str, folders), str(ROOT), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
             [sys.executable, "-c", code],
             env={**inherited, "PYTHONPATH": path, **variables},

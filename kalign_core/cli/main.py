@@ -10,6 +10,7 @@ from rich.logging import RichHandler
 
 from kalign_core import __version__
 from kalign_core.cli.cache import cache
+from kalign_core.cli.compile import compile_
 from kalign_core.cli.inspect import doctor, ops, plugins
 from kalign_core.cli.tune import tune
 from kalign_core.cli.verify import verify
@@ -27,5 +28,5 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
 
-for command in (doctor, plugins, ops, tune, verify, cache):
+for command in (doctor, plugins, ops, tune, verify, compile_, cache):
     main.add_command(command)

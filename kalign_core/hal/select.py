@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kalign_core.environment import Environment
 from kalign_core.errors import NoPlatform
@@ -134,6 +135,19 @@ def load_platform(record: PlatformRecord) -> Platform:
     return platform
 
 
+def launch_options(record: PlatformRecord) -> frozenset[str]:
+    """The options that a candidate may set on the platform that ``record`` names, without a device where possible.
+
+    A factory that is a class says so itself; any other has to make its platform. Raises ``NoPlatform`` where it fails.
+    """
+    declared = attempt(lambda: _factory(record.factory).launch_options).value
+    return declared if isinstance(declared, frozenset) else load_platform(record).launch_options
+
+
 def _made(factory: str) -> object:
-    module, _, attribute = factory.partition(":")
-    return getattr(importlib.import_module(module), attribute)()
+    return _factory(factory)()
+
+
+def _factory(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)

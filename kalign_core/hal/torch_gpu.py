@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.declare import lower
-from kalign_core.errors import CandidateFailed, DeviceLost
+from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform
 from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer
 from kalign_core.hal.binding import grid_lookup
 from kalign_core.records import Problem
@@ -32,9 +32,17 @@ class TorchGpuPlatform(Platform):
     device_type: ClassVar[str] = "cuda"
 
     def devices(self) -> tuple[int, ...]:
+        """Indices of the devices torch sees; raises ``NoPlatform`` where it sees none, as without a working driver."""
         import torch
 
-        return tuple(range(torch.cuda.device_count()))
+        count = torch.cuda.device_count()
+        if not count:
+            raise NoPlatform(
+                f"platform {self.name} was chosen, and torch sees no device",
+                why="its device files are there, but the driver does not answer or is too old for this torch",
+                fix="python -c 'import torch; torch.cuda.init()' prints what the driver says",
+            )
+        return tuple(range(count))
 
     def capturing(self) -> bool:
         import torch

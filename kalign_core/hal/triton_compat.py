@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import triton
 
 from kalign_core.errors import CandidateFailed
+from kalign_core.hal.machine_code import registers_and_spills
 
 if TYPE_CHECKING:
     from kalign_core.declare import Lowered
@@ -70,13 +71,16 @@ def code_digest(compiled: Any) -> str:
 
 
 def resources(compiled: Any) -> dict[str, int]:
-    """What the compiler says of a kernel without a device: shared bytes, warps, scratch bytes."""
+    """What the compiler says of a kernel without a device: shared bytes, warps, scratch bytes, registers, spills."""
     metadata = compiled.metadata
+    registers, spills = registers_and_spills(compiled.asm) or (0, 0)
     return {
         "shared_bytes": int(metadata.shared),
         "num_warps": int(metadata.num_warps),
         "global_scratch_bytes": int(getattr(metadata, "global_scratch_size", 0) or 0),
         "tmem_columns": int(getattr(metadata, "tmem_size", 0) or 0),
+        "registers": registers,
+        "spills": spills,
     }
 
 

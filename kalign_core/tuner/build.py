@@ -15,12 +15,13 @@ from typing import Any
 from kalign_core.declare import Lowered, lower
 from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import attempt, reason_of
-from kalign_core.records import Check, Config, DeviceModel, EntryKey, Problem, Refutation
+from kalign_core.records import Check, Config, EntryKey, Problem, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
 from kalign_core.tuner.failures import Fault, Guarded, Watched, short_of_memory, timeout_s
 from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
 from kalign_core.tuner.space import declaration_order, warn_once
+from kalign_core.tuner.targets import does_not_fit
 from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.gate import Gate
 
@@ -142,7 +143,7 @@ class Builder:
         for config in sorted(results, key=lambda c: (c != reference, declaration_order(self.kernel, c))):
             result = results[config]
             same = (result.code, self.kernel.grid(self.problem, config))
-            reason = _too_large(result, self.model)
+            reason = does_not_fit(result, self.model)
             if config == reference:
                 seen.add(same)
             elif result.failure:
@@ -233,12 +234,3 @@ class Builder:
 
 def _problems(check: Check, bench: Bench) -> list[Problem]:
     return [bench.problem_for(case) for case in itertools.islice(check.cases(bench), _CASES_PER_CHECK)]
-
-
-def _too_large(result: Compiled, model: DeviceModel) -> str | None:
-    """Why compiled code does not fit the device: the compiler checks none of this."""
-    if model.shared_bytes and result.shared_bytes > model.shared_bytes:
-        return f"needs {result.shared_bytes} bytes of shared memory, {model.shared_bytes} fit"
-    if model.tmem_columns and result.tmem_columns > model.tmem_columns:
-        return f"needs {result.tmem_columns} tensor memory columns, {model.tmem_columns} fit"
-    return None

@@ -44,6 +44,8 @@ class Compiled:
     num_warps: int = 0
     global_scratch_bytes: int = 0
     tmem_columns: int = 0
+    registers: int = 0
+    spills: int = 0
     compile_s: float = 0.0
 
 

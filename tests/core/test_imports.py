@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,24 @@ def test_what_plugins_import_is_light(imported: Callable[..., set[str]], module:
 def test_selecting_touches_no_device(imported: Callable[..., set[str]], platform: str) -> None:
     """Importing kalign_core.hal loads every plugin and probes every platform without a device library."""
     assert imported("kalign_core.hal", DEVICE_SIDE, KALIGN_PLATFORM=platform) == set()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads what Linux says of a process")
+def test_selecting_opens_no_driver(child: Callable[..., Any]) -> None:
+    """After every probe has run no driver's library is loaded, no device file is open, and there is no context."""
+    found = json.loads(child(OPENED).stdout)
+    assert found == {"libraries": [], "devices": []}
+
+
+OPENED = """
+import json, os
+from kalign_core import hal
+maps = open("/proc/self/maps").read()
+libraries = [name for name in ("libcuda", "libnvidia", "libamdhip", "libamd_smi", "libhsa", "libtorch") if name in maps]
+links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+handles = [os.readlink(link) for link in links if os.path.exists(link)]
+print(json.dumps({"libraries": libraries, "devices": [h for h in handles if h.startswith("/dev/nv") or "/dri" in h]}))
+"""
 
 
 def test_every_plugin_of_kalign_loads(child: Callable[..., Any]) -> None:

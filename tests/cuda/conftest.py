@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from kalign_cuda import identity, limits
+from kalign_core import driver_library
+from kalign_cuda import limits
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     """Announcements are made once per process; every test sees its own."""
-    identity._announce.cache_clear()
+    driver_library.announce.cache_clear()
     limits._announce.cache_clear()
 
 

@@ -170,25 +170,6 @@ def test_any_call_may_fail(function: str, error: BaseException, sys_tree: Path) 
     assert (found.key, found.pci_device_id) == (f"GPU-{uuid_of(0)}", "10de:2335")
 
 
-NAMES = {
-    b"NVIDIA H200": "NVIDIA H200",
-    "NVIDIA H200\0\0\0": "NVIDIA H200",
-    b"\xff\xfe\x80garbage": "",
-    "": "",
-    "N/A": "",
-    "  NVIDIA\tH200\n": "NVIDIA H200",
-    "x" * 200: "x" * 80,
-    "\U0001f680 GPU": "\U0001f680 GPU",
-    "bell\a": "",
-}
-
-
-@pytest.mark.parametrize(("given", "expected"), NAMES.items())
-def test_names_are_normalised_once(given: object, expected: str) -> None:
-    """A name is one clean line, or nothing where it is no text."""
-    assert identity.text(given) == expected
-
-
 @pytest.mark.parametrize("name", [b"\xff\xfe", "", b"NVIDIA H200", 7, None])
 def test_a_strange_name_changes_neither_key_nor_name(name: object) -> None:
     """What NVML calls the board is never part of what it is."""

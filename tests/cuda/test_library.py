@@ -45,7 +45,7 @@ def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             started.append(self.name)
             super().start()
 
-    monkeypatch.setattr(identity, "LIMIT_S", 0.05)
+    monkeypatch.setattr(identity.NVML, "limit_s", 0.05)
     monkeypatch.setattr(threading, "Thread", Counted)
     gate = threading.Event()
     nvml = FakeNvml(Board(), nvmlInit=gate.wait)
@@ -55,7 +55,7 @@ def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         assert (len(started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
     finally:
         gate.set()
-        for worker in identity._stuck:
+        for worker in identity.NVML._stuck:
             worker.join()
 
 
@@ -63,7 +63,7 @@ FORKS = """
 import os
 from kalign_cuda import identity
 from tests.cuda.fakes import Board, FakeNvml
-identity._lock.acquire()
+identity.NVML._lock.acquire()
 child = os.fork()
 if not child:
     os._exit(0 if identity.driver_version(FakeNvml(Board())) == "580.159.04" else 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,6 +93,44 @@ def test_every_platform_has_a_reason(machine: Machine, tmp_path: Path) -> None:
     rows = selected(machine, tmp_path).rows
     assert [row.name for row in rows] == ["cpu", "cuda", "rocm"]
     assert [row.reason for row in rows if not row.reason or "\n" in row.reason] == []
+
+
+@pytest.fixture
+def every_machine(tmp_path: Path) -> Callable[[], list[str | None]]:
+    """``every_machine()`` gives what is chosen on each of the machines, in their order."""
+    roots = [tmp_path / str(number) for number in range(len(MACHINES))]
+
+    def choose() -> list[str | None]:
+        return [selected(machine, root).chosen for machine, root in zip(MACHINES.values(), roots, strict=True)]
+
+    return choose
+
+
+def test_threads_choose_alike(every_machine: Callable[[], list[str | None]]) -> None:
+    """Threads that select at once all choose what one alone does."""
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: every_machine(), range(8)))
+    assert found == [[machine.chosen for machine in MACHINES.values()]] * 8
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork exists on POSIX only")
+def test_a_child_of_fork_chooses_alike(child: Callable[..., Any]) -> None:
+    """A process forked after selection has the same choice, and selecting once more in it changes nothing."""
+    done = child(FORKED)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+FORKED = """
+import os
+from kalign_core import hal
+from kalign_core.environment import Environment
+before = hal.selection
+child = os.fork()
+if not child:
+    again = hal.select.select(Environment.current(), hal.plugins, None)
+    os._exit(0 if hal.selection is before and again.chosen == before.chosen else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "rocm"])

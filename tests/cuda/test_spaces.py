@@ -44,6 +44,36 @@ def test_hopper_has_enough_to_choose_from(m: int) -> None:
     assert 20 <= len(spaces.candidates(*samples.matmul(m), H200)) <= spaces.MOST
 
 
+@each_model
+@pytest.mark.parametrize("m", [1, 16, 64, 256, 1024, 4096, 65536])
+def test_every_architecture_has_enough_to_choose_from(m: int, model: DeviceModel) -> None:
+    """Every row count of a matmul has between 16 and MOST candidates, on 99 KiB of shared memory as well."""
+    assert 16 <= len(spaces.candidates(*samples.matmul(m), model)) <= spaces.MOST
+
+
+def test_datacenter_blackwell_is_tried_with_its_largest_tiles() -> None:
+    """Where accumulators lie in tensor memory tiles of 256 x 256 are tried, which fill its 512 columns."""
+    tiles = {model.arch: {(c.BM, c.BN) for c in spaces.candidates(*samples.matmul(4096), model)}
+             for model in limits.MODELS}  # fmt: skip
+    assert {arch for arch, found in tiles.items() if (256, 256) in found} == {"sm_100", "sm_103"}
+
+
+@pytest.mark.parametrize("arch", ["sm_100", "sm_103"])
+@each_sample
+def test_tensor_memory_is_not_overfilled(sample: tuple[Any, Any], arch: str) -> None:
+    """No candidate that accumulates in tensor memory asks for more than 512 columns of 128 lanes."""
+    kernel, problem = sample
+    found = [c for c in spaces.candidates(kernel, problem, limits.model_for(arch)) if "BM" in c and c.BM >= 64]
+    assert [config for config in found if max(1, config.BM // 128) * config.BN > 512] == []
+
+
+def test_consumer_blackwell_is_tried_like_ada() -> None:
+    """An RTX 5090 has neither tensor memory nor more shared memory than Ada: it gets Ada's candidates."""
+    for m in (1, 64, 1024, 4096):
+        found = [spaces.candidates(*samples.matmul(m), limits.model_for(arch)) for arch in ("sm_89", "sm_120")]
+        assert found[0] == found[1] != ()
+
+
 BEST = {
     16: "BK=256 BM=16 BN=32 num_stages=4 num_warps=4",
     64: "BK=128 BM=64 BN=32 num_stages=4 num_warps=4",

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from kalign_rocm import identity, limits
+from kalign_core import driver_library
+from kalign_rocm import limits
 from tests.rocm.fakes import MACHINE
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     """Announcements are made once per process; every test sees its own."""
-    identity._announce.cache_clear()
+    driver_library.announce.cache_clear()
     limits._announce.cache_clear()
 
 

@@ -52,7 +52,7 @@ def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
             started.append(self.name)
             super().start()
 
-    monkeypatch.setattr(identity, "LIMIT_S", 0.05)
+    monkeypatch.setattr(identity.AMDSMI, "limit_s", 0.05)
     monkeypatch.setattr(threading, "Thread", Counted)
     gate = threading.Event()
     smi = FakeSmi(Processor(), amdsmi_init=gate.wait)
@@ -62,7 +62,7 @@ def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
         assert (len(started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
     finally:
         gate.set()
-        for worker in identity._stuck:
+        for worker in identity.AMDSMI._stuck:
             worker.join()
 
 
@@ -70,7 +70,7 @@ FORKS = """
 import os
 from kalign_rocm import identity
 from tests.rocm.fakes import FakeSmi, Processor
-identity._lock.acquire()
+identity.AMDSMI._lock.acquire()
 child = os.fork()
 if not child:
     os._exit(0 if identity.driver_version(FakeSmi(Processor())) == "6.10.5" else 1)

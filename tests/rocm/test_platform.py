@@ -112,5 +112,5 @@ def test_the_toolchain(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unknown_driver_keeps_decisions_off_the_disk(monkeypatch: pytest.MonkeyPatch, smi: FakeSmi) -> None:
     """A toolchain whose driver could not be read equals nothing."""
-    monkeypatch.setattr(identity, "driver_version", lambda: identity.UNKNOWN)
+    monkeypatch.setattr(identity, "driver_version", lambda: "unknown")
     assert not RocmPlatform().toolchain(0).known

@@ -1,0 +1,78 @@
+"""Registers and spills of compiled device code, read from what the compiler wrote, without a device or a vendor's tool.
+
+Triton itself learns them from the driver when it loads a kernel, which needs the device. The numbers are in the code
+all the same: in the ``.nv.info`` section of a cubin, and in the directives of AMD assembly.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+# Attributes of .nv.info whose value is a symbol and a number; names as `cuobjdump -elf` prints them.
+EIATTR_FRAME_SIZE, EIATTR_REGCOUNT = 0x11, 0x2F
+EIFMT_SIZED = 0x04
+REGISTER_BYTES = 4
+
+
+def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Registers a thread, and how many more live in memory; None for code of a form that is not known here.
+
+    ``asm`` holds the compiler's stages by name. NVIDIA's count of spilled registers is the stack frame in words, as
+    Triton counts them; AMD's is the compiler's count of spilled vector registers. AMD's registers are those the launch
+    takes, vector and accumulator registers together: under ``waves_per_eu`` more than the code uses, because the
+    compiler then takes so many that no further wave fits.
+    """
+    if "cubin" in asm:
+        return _of_cubin(asm["cubin"])
+    if "amdgcn" in asm:
+        return _of_assembly(asm["amdgcn"])
+    return None
+
+
+def _of_assembly(text: str) -> tuple[int, int] | None:
+    registers = re.search(r"^\s+\.amdhsa_next_free_vgpr\s+(\d+)$", text, re.MULTILINE)
+    spills = re.search(r"^\s+\.vgpr_spill_count:\s+(\d+)$", text, re.MULTILINE)
+    return (int(registers.group(1)), int(spills.group(1))) if registers and spills else None
+
+
+def _of_cubin(code: bytes) -> tuple[int, int] | None:
+    registers, frames = [0], [0]
+    for attribute, value in _attributes(code):
+        if attribute == EIATTR_REGCOUNT:
+            registers.append(value)
+        elif attribute == EIATTR_FRAME_SIZE:
+            frames.append(value)
+    return (max(registers), max(frames) // REGISTER_BYTES) if len(registers) > 1 else None
+
+
+def _attributes(code: bytes) -> Iterator[tuple[int, int]]:
+    """Attribute and value of every entry of ``.nv.info`` that gives a symbol a number."""
+    data = _section(code, b".nv.info")
+    at = 0
+    while at + 4 <= len(data):
+        form, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form != EIFMT_SIZED:  # the value stands in place of the size
+            continue
+        if size >= 8 and at + size <= len(data):
+            yield attribute, struct.unpack_from("<II", data, at)[1]
+        at += size
+
+
+def _section(code: bytes, wanted: bytes) -> bytes:
+    """Contents of a section of a 64-bit little-endian ELF file, or nothing."""
+    if len(code) < 64 or code[:6] != b"\x7fELF\x02\x01":
+        return b""
+    (table,) = struct.unpack_from("<Q", code, 40)
+    size, count, names = struct.unpack_from("<HHH", code, 58)
+    headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
+    if names >= len(headers):
+        return b""
+    strings = headers[names][4]
+    for name, _, _, _, offset, length in headers:
+        if code[strings + name : code.find(b"\0", strings + name)] == wanted:
+            return code[offset : offset + length]
+    return b""
