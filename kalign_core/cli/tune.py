@@ -74,14 +74,14 @@ def tune_one(here: Any, item: problems.Work, retune: bool, budget_s: float = mat
     """Tune the kernels of one piece of work within ``budget_s`` seconds; gives a row for each."""
     import torch
 
-    from kalign_core.api import recorded
+    from kalign_core.api import recorded_forms
 
     platform = here.platform
     device = torch.device(platform.device_type)
     rows = []
     end = time.monotonic() + budget_s
     with context.using(phase=item.phase):
-        calls = recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device))
+        calls = recorded_forms(item.operator, item.sizes, item.dtype, device)
         for call in calls:
             key = here.key(call.kernel, call.problem, call.device)
             label = f"{call.kernel.name} {key.problem}"

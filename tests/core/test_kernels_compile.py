@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kalign_core import hal, ops
-from kalign_core.api import recorded
+from kalign_core.api import recorded, recorded_forms
 from kalign_core.declare import lower
 from tests.core.scripted import scripted
 
@@ -30,9 +30,13 @@ TARGETS = {
 SMALLEST = "gfx942"  # the supported device with the least shared memory, 64 KiB, and the fewest warps a block, 16
 SMALLEST_SHARED_BYTES = 65536
 MOST_WARPS = 16
-CANONICAL = ("rms_norm", "rms_norm_backward")
-# Kernels that add by adjacent pairs among other things: no reduction of theirs is over more than two elements either.
-PAIRWISE = ("group_advantage", "grpo_loss_blocks", "grpo_loss_fold")
+PAIRS = {
+    "rms_norm", "rms_norm_residual", "rms_norm_backward", "rms_norm_dweight_fold", "row_parts", "selected_logprob",
+    "group_advantage", "grpo_loss_blocks", "grpo_loss_fold",
+    *(f"{name}{form}" for name in ("softmax", "log_softmax")
+      for form in ("", "_backward", "_long", "_long_backward", "_pieces")),
+}  # fmt: skip
+ROWS = {"rms_norm": 4096, "rms_norm of heads": 128, "rms_norm of the longest rows": 65536}
 
 
 class InterleavedRope(type(ops.rope)):  # type: ignore[misc]  # the operator's own class
@@ -63,6 +67,16 @@ CALLS: dict[str, tuple[Any, dict[str, int], str]] = {
     "embedding of single elements": (ops.embedding, {"T": 1, "V": 1, "H": 1}, "fp32"),
     "pack": (ops.pack, {"B": 2, "S": 4, "F": 4096}, "bf16"),
     "pack of single elements": (ops.pack, {"B": 1, "S": 1, "F": 1}, "fp32"),
+    "softmax": (ops.softmax, {"T": 4, "V": 8192}, "bf16"),
+    "softmax of single elements": (ops.softmax, {"T": 1, "V": 1}, "fp32"),
+    "softmax of the longest rows that are held": (ops.softmax, {"T": 1, "V": 32768}, "fp32"),
+    "softmax of few long rows": (ops.softmax, {"T": 1, "V": 50257}, "bf16"),
+    "softmax of many long rows": (ops.softmax, {"T": 129, "V": 40000}, "fp32"),
+    "log_softmax": (ops.log_softmax, {"T": 4, "V": 8192}, "bf16"),
+    "log_softmax of few long rows": (ops.log_softmax, {"T": 1, "V": 151936}, "bf16"),
+    "log_softmax of many long rows": (ops.log_softmax, {"T": 129, "V": 40000}, "bf16"),
+    "selected_logprob": (ops.selected_logprob, {"T": 1, "V": 262143}, "fp32"),
+    "selected_logprob of single elements": (ops.selected_logprob, {"T": 1, "V": 1}, "fp16"),
     "matmul": (ops.matmul, {"M": 4, "N": 256, "K": 128}, "bf16"),
     "matmul of single elements": (ops.matmul, {"M": 1, "N": 1, "K": 1}, "fp16"),
 }
@@ -96,8 +110,23 @@ def jobs_of(label: str) -> list[dict[str, Any]]:
     """What the compiler is given for every kernel of one call and its backward, under the reference."""
     op, sizes, dtype = CALLS[label]
     with scripted().active():
-        calls = recorded(op, *op.inputs(sizes, dtype, 0, torch.device("cpu")))
+        calls = recorded_forms(op, sizes, dtype, torch.device("cpu"))
     return [dataclasses.asdict(lower(c.kernel, c.problem, c.kernel.reference_config(c.problem))) for c in calls]
+
+
+def named(jobs: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """Each job with its kernel's name, the second of a kernel with ``#2`` behind it."""
+    made: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        name = job["kernel"]
+        made[f"{name}#2" if name in made else name] = job
+    assert len(made) == len(jobs)
+    return [*made.items()]
+
+
+def kernel_of(name: str) -> str:
+    """The kernel that a result of ``compiled`` is of."""
+    return name.partition("#")[0]
 
 
 def reduced_lengths(ttir: str) -> list[int]:
@@ -135,13 +164,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def compiled(compile_them: Compile, cache: Path) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Every kernel of every call for every target, by target, call and kernel; one process for each target."""
-    jobs = [(label, job) for label in CALLS for job in jobs_of(label)]
-    found = {}
-    for name, target in TARGETS.items():
-        results = compile_them([(job, target) for _, job in jobs], cache)
-        found |= {(name, label, job["kernel"]): r for (label, job), r in zip(jobs, results, strict=True)}
-    return found
+    """Every kernel of every call for every target, by target, call and kernel (``named``)."""
+    jobs = [(label, name, job) for label in CALLS for name, job in named(jobs_of(label))]
+    made = {}
+    for target, arch in TARGETS.items():
+        results = compile_them([(job, arch) for *_, job in jobs], cache)
+        made |= {(target, label, name): r for (label, name, _), r in zip(jobs, results, strict=True)}
+    return made
 
 
 MODELS = {model.arch: model for record in hal.plugins.platforms() for model in record.models}
@@ -169,27 +198,22 @@ def test_the_reference_fits_the_smallest_device(compiled: Any) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_canonical_reductions_add_two_elements(compiled: Any, target: str) -> None:
-    """Every reduction of an order-canonical kernel is over an axis of length two: log2 of the row's length of them."""
-    for label, width in (("rms_norm", 4096), ("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
-        for kernel in CANONICAL:
-            lengths = reduced_lengths(compiled[target, label, kernel]["ttir"])
-            assert lengths == [2] * (width.bit_length() - 1)
-
-
-@pytest.mark.parametrize("kernel", PAIRWISE)
-@pytest.mark.parametrize("target", TARGETS)
-def test_no_reduction_is_left_to_the_compiler(compiled: Any, target: str, kernel: str) -> None:
-    """Sums by groups, blocks and sequences add two elements at a time as well."""
-    found = [reduced_lengths(result["ttir"]) for key, result in compiled.items() if key[::2] == (target, kernel)]
-    assert found
-    assert {length for lengths in found for length in lengths} <= {2}
-    assert any(found)
+    """Every reduction of an order-canonical kernel is over an axis of length two."""
+    canonical = {key: result for key, result in compiled.items() if key[0] == target and kernel_of(key[2]) in PAIRS}
+    lengths = {key: reduced_lengths(result["ttir"]) for key, result in canonical.items()}
+    assert {key: found for key, found in lengths.items() if set(found) - {2}} == {}
+    assert {kernel_of(key[2]) for key, found in lengths.items() if found} == PAIRS
+    # As many as a whole row takes: nothing of it was left to another way of adding.
+    assert {label: len(lengths[target, label, "rms_norm"]) for label in ROWS} == {
+        label: width.bit_length() - 1 for label, width in ROWS.items()
+    }
+    assert len(lengths[target, "softmax", "softmax"]) == 2 * 13  # a maximum and a sum of 8,192 elements
 
 
 def test_kernels_without_an_order_to_keep_reduce_nothing(compiled: Any) -> None:
-    """Pointwise kernels, folds and the product leave no reduction to the compiler."""
-    others = {key: result for key, result in compiled.items() if key[2] not in (*CANONICAL, *PAIRWISE)}
-    assert {key[2] for key in others} >= {"swiglu", "swiglu_backward", "rms_norm_dweight", "matmul"}
+    """Pointwise kernels and the product leave no reduction to the compiler."""
+    others = {key: result for key, result in compiled.items() if kernel_of(key[2]) not in PAIRS}
+    assert {key[2] for key in others} >= {"swiglu", "swiglu_backward", "selected_logprob_backward", "matmul"}
     assert {key: lengths for key, result in others.items() if (lengths := reduced_lengths(result["ttir"]))} == {}
 
 
@@ -222,7 +246,8 @@ naive = types.SimpleNamespace(fn=row_sum)
 def test_the_number_of_rows_is_no_part_of_the_code() -> None:
     """Calls that differ in their number of rows alone are one compile."""
     fixed = dict.fromkeys(("F", "H", "D", "HEADS", "G", "V", "S"), 64)
-    for op in (ops.swiglu, ops.rms_norm, ops.rope, ops.group_advantage, ops.embedding):
+    row_wise = (ops.rms_norm, ops.softmax, ops.log_softmax, ops.selected_logprob)
+    for op in (ops.swiglu, *row_wise, ops.rope, ops.group_advantage, ops.embedding):
         lowered = []
         for rows in (1, 3, 16):
             sizes = {dim: fixed.get(dim, rows) for dim in op.dims}
@@ -252,7 +277,7 @@ def test_two_processes_compile_the_same(compiled: Any, compile_them: Compile, ca
     """What a compile worker made is what the launching process finds: the same hash and code, nothing compiled anew."""
     labels = ("swiglu", "rms_norm", "matmul")
     jobs = [(job, TARGETS[target]) for label in labels for job in jobs_of(label) for target in TARGETS]
-    keys = [(target, label, job["kernel"]) for label in labels for job in jobs_of(label) for target in TARGETS]
+    keys = [(target, label, name) for label in labels for name, _ in named(jobs_of(label)) for target in TARGETS]
     before = sorted(path.name for path in cache.iterdir())
     again = compile_them(jobs, cache, "import triton, torch\n" + COMPILE)
     assert [(r["hash"], r["code"]) for r in again] == [(compiled[k]["hash"], compiled[k]["code"]) for k in keys]
