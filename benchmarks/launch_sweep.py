@@ -29,7 +29,25 @@ def launches(names: str, *rows: tuple[int, ...]) -> list[dict[str, int]]:
 
 POINTWISE = launches("BLOCK num_warps", (512, 2), (512, 4), (512, 8), (1024, 4), (1024, 8), (2048, 8))
 COPIES = launches("ELEMENTS num_warps", (2048, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8))
+LONG = launches("KEEP STAGES num_warps", (16, 1, 4), (16, 1, 8), (16, 3, 4), (8, 1, 4), (12, 1, 4), (16, 1, 16))
+GRADIENTS = launches("STAGES num_warps", (1, 4), (1, 8), (2, 8), (3, 4), (3, 8), (1, 16))
+PIECES = launches("BLOCK num_warps", (4096, 2), (4096, 4), (8192, 2), (8192, 4))
 LAUNCHES: dict[str, list[dict[str, int]]] = {
+    "rms_norm": launches("ROWS num_warps", (1, 4), (1, 8), (2, 4), (2, 8), (16, 2), (16, 4), (32, 8)),
+    "rms_norm_residual": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16), (2, 4), (2, 8)),
+    "rms_norm_backward": launches("STAGES num_warps", (1, 1), (1, 8), (3, 4), (3, 8), (4, 8), (4, 16)),
+    "rms_norm_dweight_fold": launches("BLOCK num_warps", (8, 8), (8, 16), (16, 4), (16, 8), (32, 4)),
+    "softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
+    "log_softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
+    "softmax_long": LONG,
+    "log_softmax_long": LONG,
+    "softmax_long_backward": GRADIENTS,
+    "log_softmax_long_backward": GRADIENTS,
+    "softmax_pieces": PIECES,
+    "log_softmax_pieces": PIECES,
+    "row_parts": launches("SPAN num_warps", (1, 2), (1, 4), (2, 4), (4, 2), (4, 4), (8, 4)),
+    "selected_logprob": launches("ROWS num_warps", (1, 1), (4, 1), (16, 4)),
+    "selected_logprob_backward": launches("BLOCK num_warps", (1024, 2), (2048, 4), (4096, 4), (4096, 8)),
     "swiglu": launches("BLOCK num_warps", (1024, 4), (2048, 4), (4096, 8)),
     "swiglu_backward": launches("BLOCK num_warps", (1024, 4), (2048, 4), (2048, 8), (4096, 8)),
     "rope": launches("PAIRS GROUP num_warps", (4096, 64, 8), (2048, 32, 4), (1024, 8, 4), (2048, 8, 4), (2048, 8, 8)),

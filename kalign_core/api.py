@@ -176,6 +176,11 @@ def recorded(op: Operator, *args: Any) -> list[Recorded]:
         return list(dict.fromkeys(here.recorded))
 
 
+def recorded_forms(op: Operator, sizes: Mapping[str, int], dtype: str, device: Any) -> list[Recorded]:
+    """The kernel calls of every form of ``op`` that is tuned for ``sizes`` by name, each problem once."""
+    return list(dict.fromkeys(call for args in op.forms(sizes, dtype, 0, device) for call in recorded(op, *args)))
+
+
 def _leaf(arg: Any) -> Any:
     """The same memory without its history, so that going back through it leaves the caller's gradients alone."""
     return arg.detach().requires_grad_(arg.requires_grad) if hasattr(arg, "detach") else arg

@@ -51,12 +51,12 @@ def explain(
 def _explained(here: Session, item: problems.Work) -> Iterator[dict[str, Any]]:
     import torch
 
-    from kalign_core.api import recorded
+    from kalign_core.api import recorded_forms
 
     say(str(item))
     device = torch.device(here.platform.device_type)
     with context.using(phase=item.phase):
-        for call in recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device)):
+        for call in recorded_forms(item.operator, item.sizes, item.dtype, device):
             key = here.key(call.kernel, call.problem, call.device)
             identity = here.facts(call.device).identity
             near = nearest(here.store.entries(identity), key)

@@ -130,7 +130,7 @@ def ops(as_json: bool) -> None:
 
     from kalign_core import ops as operators
     from kalign_core import session
-    from kalign_core.api import recorded
+    from kalign_core.api import recorded_forms
 
     here = session.current()
     device = torch.device(here.platform.device_type)
@@ -139,7 +139,7 @@ def ops(as_json: bool) -> None:
     rows = []
     for op in operators.operators():
         sizes = (op.small_shapes if interpreted else op.shapes)[0]
-        for call in recorded(op, *op.inputs(sizes, op.dtypes[0], 0, device)):
+        for call in recorded_forms(op, sizes, op.dtypes[0], device):
             found = here.space(call.kernel, call.problem, call.device)
             rows.append({
                 "operator": op.name, "kernel": call.kernel.name, "contract": call.kernel.contract,

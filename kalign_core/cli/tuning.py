@@ -101,13 +101,13 @@ class InProcess:
         """Tune the kernels of one piece of work but the first ``skip``, within ``budget_s`` seconds; a row for each."""
         import torch
 
-        from kalign_core.api import recorded
+        from kalign_core.api import recorded_forms
 
         here, item = self._here, self._work[number]
         device = torch.device(here.platform.device_type)
         end = time.monotonic() + budget_s
         with context.using(phase=item.phase):
-            calls = recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device))
+            calls = recorded_forms(item.operator, item.sizes, item.dtype, device)
             for call in calls[skip:]:
                 yield self._row(call, lambda: end - time.monotonic())
 

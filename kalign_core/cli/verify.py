@@ -69,13 +69,13 @@ def _calls(here: Session, work: list[problems.Work]) -> Iterator[tuple[problems.
     """Every kernel call of ``work``, with the phase in force while it is looked at."""
     import torch
 
-    from kalign_core.api import recorded
+    from kalign_core.api import recorded_forms
 
     device = torch.device(here.platform.device_type)
     for item in work:
         say(str(item))
         with context.using(phase=item.phase):
-            for call in recorded(item.operator, *item.operator.inputs(item.sizes, item.dtype, 0, device)):
+            for call in recorded_forms(item.operator, item.sizes, item.dtype, device):
                 yield item, call
 
 

@@ -18,23 +18,31 @@ from kalign_core.ops.pack import Pack, Unpack
 from kalign_core.ops.ratio_kl import RatioKLOperator
 from kalign_core.ops.rms_norm import RMSNorm
 from kalign_core.ops.rope import Rope
+from kalign_core.ops.selected_logprob import SelectedLogprob
+from kalign_core.ops.softmax import LogSoftmax, Softmax
 from kalign_core.ops.swiglu import SwiGLU
 from kalign_core.records import Problem
 
 embedding = Embedding()
 group_advantage = GroupAdvantage()
 grpo_loss = GRPOLoss()
+log_softmax = LogSoftmax()
 matmul = Matmul()
 pack = Pack()
 ratio_kl = RatioKLOperator()
 rms_norm = RMSNorm()
 rope = Rope()
+selected_logprob = SelectedLogprob()
+softmax = Softmax()
 swiglu = SwiGLU()
 unpack = Unpack()
 
 _shared: tuple[Operator, ...] = (
     swiglu,
     rms_norm,
+    softmax,
+    log_softmax,
+    selected_logprob,
     matmul,
     rope,
     ratio_kl,
@@ -47,8 +55,8 @@ _shared: tuple[Operator, ...] = (
 _known: dict[str, Operator] = {op.name: op for op in _shared}
 
 __all__ = [
-    "embedding", "group_advantage", "grpo_loss", "matmul", "named", "operators", "pack", "ratio_kl", "register",
-    "rms_norm", "rope", "swiglu", "tune_command", "unpack",
+    "embedding", "group_advantage", "grpo_loss", "log_softmax", "matmul", "named", "operators", "pack", "ratio_kl",
+    "register", "rms_norm", "rope", "selected_logprob", "softmax", "swiglu", "tune_command", "unpack",
 ]  # fmt: skip
 
 

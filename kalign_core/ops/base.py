@@ -7,7 +7,7 @@ gradient is needed. Nothing here knows a vendor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -48,15 +48,20 @@ class Operator(ABC):
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         """Arguments for a call at ``sizes`` in ``dtype``, random from ``seed``; those with gradients require them."""
 
+    def forms(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> Iterator[tuple[Any, ...]]:
+        """Arguments of every form that is tuned for ``sizes`` by name: ``inputs``, and those that run other kernels."""
+        yield self.inputs(sizes, dtype, seed, device)
+
     @abstractmethod
     def oracle(self, *args: Any) -> torch.Tensor:
         """The operator in float64, for accuracy; differentiable; never compared bytewise."""
 
     def exercise(self, *args: Any) -> None:
         """Call the operator on ``args`` and go back through it, so that every one of its kernels runs."""
-        result = self(*args)
-        if result.requires_grad:
-            result.backward(torch.ones_like(result))
+        results = self(*args)
+        ends = [r for r in (results if isinstance(results, tuple) else (results,)) if r.requires_grad]
+        if ends:
+            torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
 
     def sizes(self, given: Sizes) -> dict[str, int]:
         """``given`` checked against ``dims``; raises ``UnknownName`` or ``BadArgument`` with what to type."""

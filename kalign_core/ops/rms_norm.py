@@ -1,7 +1,8 @@
-"""``rms_norm(x, weight, eps)``; contract and rounding in ``kernels/rms_norm.py``."""
+"""``rms_norm(x, weight, eps, residual)``; contract and rounding in ``kernels/rms_norm.py``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -13,8 +14,8 @@ from kalign_core.kernels.rms_norm import (
     FOLD_ROWS,
     rms_norm_backward_kernel,
     rms_norm_dweight_fold_kernel,
-    rms_norm_dweight_kernel,
     rms_norm_kernel,
+    rms_norm_residual_kernel,
 )
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import (
@@ -22,6 +23,7 @@ from kalign_core.ops.base import (
     Sizes,
     check_dtype,
     check_out,
+    check_same,
     no_gradients,
     output_like,
     random_tensor,
@@ -36,34 +38,44 @@ MAX_ROW = 65536
 
 
 class RMSNorm(Operator):
-    """``rms_norm(x, weight, eps=1e-6, out=None)``: x: ``(... H)``, weight: ``(H)`` -> ``(... H)`` in x's dtype.
+    """``rms_norm(x, weight, eps=1e-6, residual=None, out=None)``: x: ``(... H)``, weight: ``(H)`` -> ``(... H)``.
 
-    ``x / sqrt(mean(x**2) + eps) * weight`` in float32, rounded once (Zhang and Sennrich 2019, arXiv 1910.07467).
-    bfloat16, float16, float32, also mixed between x and weight; H up to 65,536. Gradients of x and weight; the
-    weight's is folded over fixed blocks of 64 rows, so trailing rows with a zero gradient change nothing in it.
-    ``out`` takes the result where no gradient is needed; it may be x. Raises ``BadArgument`` for shapes, dtypes, rows
-    that are too long and an ``out`` that does not fit, ``MixedDevices``.
+    ``x / sqrt(mean(x**2) + eps) * weight`` in float32, rounded once to x's dtype (Zhang and Sennrich 2019, arXiv
+    1910.07467). With a residual, of x's shape and dtype, ``(y, h)``: h is ``x + residual`` rounded to their dtype and y
+    the norm of that h, bit for bit ``rms_norm(h, weight, eps)``; both are differentiable.
+    bfloat16, float16, float32, also mixed between x and weight; H up to 65,536. Gradients of x, residual and weight;
+    the weight's is folded over fixed blocks of 16 rows, so trailing rows with a zero gradient change nothing in it.
+    ``out`` takes the result where no gradient is needed and no residual given; it may be x. Raises ``BadArgument`` for
+    shapes, dtypes, rows that are too long and an ``out`` that does not fit, ``MixedDevices``.
     """
 
     name: ClassVar[str] = "rms_norm"
     kernels = (
         rms_norm_kernel,
         rms_norm_backward_kernel,
-        rms_norm_dweight_kernel,
         rms_norm_dweight_fold_kernel,
+        rms_norm_residual_kernel,
     )
     dims = ("T", "H")
     shapes = ({"T": 4096, "H": 4096}, {"T": 65536, "H": 128}, {"T": 1024, "H": 16384})
     small_shapes = ({"T": 4, "H": 256},)
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float = 1e-6,
+        residual: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> Any:
+        if residual is not None:
+            return _with_residual(x, residual, weight, eps, out)
         if torch.compiler.is_dynamo_compiling():
             return _traced(x, weight, eps, out)
         try:
             if out is None and (x.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
-                return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
+                return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch's apply
             return forward(x, weight, eps, out)[0]
         except AttributeError:
             tensors_only("rms_norm", x=x, weight=weight, out=out)
@@ -72,6 +84,12 @@ class RMSNorm(Operator):
     def inputs(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> tuple[Any, ...]:
         x = random_tensor((sizes["T"], sizes["H"]), dtype, seed, device).requires_grad_()
         return x, random_tensor((sizes["H"],), dtype, seed + 1, device).requires_grad_()
+
+    def forms(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> Iterator[tuple[Any, ...]]:
+        """Without a residual, as where a model begins, and with one, as behind every layer."""
+        x, weight = self.inputs(sizes, dtype, seed, device)
+        yield x, weight
+        yield x, weight, 1e-6, x.detach().requires_grad_()
 
     def oracle(self, *args: Any) -> torch.Tensor:
         x, weight, eps = (*args, 1e-6)[:3]
@@ -92,16 +110,45 @@ def forward(
     return answer(key, all_, _forward, (x, weight, eps, out), 1, (0,))  # type: ignore[no-any-return]  # as _forward
 
 
-def gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
-    """Gradient of x for an upstream gradient ``d_out: (... H)``."""
-    given = (x, weight, rstd, d_out)
-    return answer(("rms_norm dx", x.shape), given, _gradient, given)  # type: ignore[no-any-return]  # as _gradient
+def forward_with_residual(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``(y, h, rstd)`` without gradients: h: ``(... H)`` is ``x + residual`` rounded, rstd: ``(rows)`` float32."""
+    key, given = ("rms_norm residual", x.shape, eps), (x, residual, weight)
+    return answer(key, given, _forward_with_residual, (*given, eps))  # type: ignore[no-any-return]  # as that
 
 
-def weight_gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
-    """Gradient of weight for an upstream gradient ``d_out: (... H)``."""
-    given = (x, weight, rstd, d_out)
-    return answer(("rms_norm dweight", x.shape), given, _weight_gradient, given)  # type: ignore[no-any-return]  # as it
+def backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    d_out: torch.Tensor,
+    d_h: torch.Tensor | None = None,
+    needs: tuple[bool, bool] = (True, True),
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of x and weight (those that ``needs`` asks for) for an upstream gradient ``d_out: (... H)``.
+
+    ``d_h: (... H)`` is what reaches x (then a sum with a residual) by another way; it is added before rounding.
+    """
+    given = (x, weight, rstd, d_out) if d_h is None else (x, weight, rstd, d_out, d_h)
+    if all(needs):
+        return gradients(*given)
+    return (gradient(*given), None) if needs[0] else (None, weight_gradient(*given[:4]) if needs[1] else None)
+
+
+def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both of ``backward``'s gradients, from one pass over x and d_out."""
+    return answer(("rms_norm gradients", given[0].shape), given, _gradients, given)  # type: ignore[no-any-return]
+
+
+def gradient(*given: torch.Tensor) -> torch.Tensor:
+    """The gradient of x alone."""
+    return answer(("rms_norm dx", given[0].shape), given, _gradient, given)  # type: ignore[no-any-return]
+
+
+def weight_gradient(*given: torch.Tensor) -> torch.Tensor:
+    """The gradient of weight alone; nothing that reaches h otherwise touches it."""
+    return answer(("rms_norm dweight", given[0].shape), given, _weight_gradient, given)  # type: ignore[no-any-return]
 
 
 def _forward(
@@ -119,27 +166,72 @@ def _forward(
     return result, rstd
 
 
-def _gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
-    rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
+def _forward_with_residual(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check(x, weight, eps)
+    check_same("rms_norm", ("x", x), ("residual", residual))
+    y, h = (allocate(x.shape, x.dtype, x.device) for _ in range(2))
+    rows, r, o, s = (rows_of("rms_norm", "x", tensor) for tensor in (x, residual, y, h))
+    rstd = allocate((rows.shape[0],), torch.float32, x.device)
+    if y.numel():
+        strides = (rows.stride(0), r.stride(0), o.stride(0), s.stride(0))
+        launch(rms_norm_residual_kernel, rows, r, weight, o, s, rstd, *rows.shape, *strides, float(eps))
+    return y, h, rstd
+
+
+def _gradients(
+    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor, d_h: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    d_x, partial = allocate(x.shape, x.dtype, x.device), _partial(x)
+    _launch_backward(x, weight, rstd, d_out, d_h, d_x, partial)
+    return d_x, _folded(partial, weight)
+
+
+def _gradient(
+    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor, d_h: torch.Tensor | None = None
+) -> torch.Tensor:
     d_x = allocate(x.shape, x.dtype, x.device)
-    if d_x.numel():
-        o = rows_of("rms_norm", "gradient", d_x)
-        launch(
-            rms_norm_backward_kernel, rows, weight, rstd, d, o, *rows.shape, rows.stride(0), d.stride(0), o.stride(0)
-        )
+    _launch_backward(x, weight, rstd, d_out, d_h, d_x, None)
     return d_x
 
 
 def _weight_gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
+    partial = _partial(x)
+    _launch_backward(x, weight, rstd, d_out, None, None, partial)
+    return _folded(partial, weight)
+
+
+def _launch_backward(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
+    d_out: torch.Tensor,
+    d_h: torch.Tensor | None,
+    d_x: torch.Tensor | None,
+    partial: torch.Tensor | None,
+) -> None:
+    """One pass over x and d_out into those of ``d_x`` and ``partial`` that are given."""
+    if not x.numel():
+        return
     rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
-    tokens, width = rows.shape
-    if rows.numel() == 0:
+    also = None if d_h is None else rows_of("rms_norm", "gradient", d_h)
+    o = None if d_x is None else rows_of("rms_norm", "gradient", d_x)
+    strides = (rows.stride(0), d.stride(0), *(0 if t is None else t.stride(0) for t in (also, o)))
+    launch(rms_norm_backward_kernel, rows, weight, rstd, d, also, o, partial, *rows.shape, *strides)
+
+
+def _partial(x: torch.Tensor) -> torch.Tensor:
+    """Room for the weight's gradient by blocks of rows: float32 ``(blocks H)``."""
+    tokens = x.numel() // x.shape[-1] if x.numel() else 0
+    return allocate((cdiv(tokens, FOLD_ROWS), x.shape[-1]), torch.float32, x.device)
+
+
+def _folded(partial: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    if not partial.numel():
         return torch.zeros_like(weight)
-    blocks = cdiv(tokens, FOLD_ROWS)
-    partial = allocate((blocks, width), torch.float32, rows.device)
-    launch(rms_norm_dweight_kernel, rows, rstd, d, partial, tokens, width, rows.stride(0), d.stride(0))
     d_weight = allocate(weight.shape, weight.dtype, weight.device)
-    launch(rms_norm_dweight_fold_kernel, partial, d_weight, blocks, width)
+    launch(rms_norm_dweight_fold_kernel, partial, d_weight, *partial.shape)
     return d_weight
 
 
@@ -174,9 +266,41 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, d_out: torch.Tensor) -> Any:
         x, weight, rstd = ctx.saved_tensors
         with context.restored(ctx.call):
-            d_x = gradient(x, weight, rstd, d_out) if ctx.needs_input_grad[0] else None
-            d_weight = weight_gradient(x, weight, rstd, d_out) if ctx.needs_input_grad[1] else None
-        return d_x, d_weight, None
+            return *backward(x, weight, rstd, d_out, None, ctx.needs_input_grad[:2]), None
+
+
+class _RMSNormResidual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
+        y, h, rstd = forward_with_residual(x, residual, weight, eps)
+        ctx.save_for_backward(h, weight, rstd)
+        ctx.call = context.current()
+        ctx.set_materialize_grads(False)
+        return y, h
+
+    @staticmethod
+    @first_order("rms_norm")
+    def backward(ctx: Any, d_y: torch.Tensor | None, d_h: torch.Tensor | None) -> Any:
+        h, weight, rstd = ctx.saved_tensors
+        if d_y is None:
+            return d_h, d_h, None, None
+        needs = (ctx.needs_input_grad[0] or ctx.needs_input_grad[1], ctx.needs_input_grad[2])
+        with context.restored(ctx.call):
+            d_sum, d_weight = backward(h, weight, rstd, d_y, d_h, needs)
+        return d_sum, d_sum, d_weight, None
+
+
+def _with_residual(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if out is not None:
+        raise BadArgument("rms_norm: out= with a residual", why="there are two results", fix="leave out= away")
+    if torch.compiler.is_dynamo_compiling():
+        return _opaque_residual(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]  # what this returns
+    tensors_only("rms_norm", x=x, residual=residual, weight=weight)
+    if (x.requires_grad | residual.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
+        return _RMSNormResidual.apply(x, residual, weight, eps)  # type: ignore[no-untyped-call,no-any-return]
+    return forward_with_residual(x, residual, weight, eps)[:2]
 
 
 def _traced(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None) -> torch.Tensor:
@@ -198,20 +322,60 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.T
 
 
 def _opaque_backward(ctx: Any, d_out: torch.Tensor, _: Any) -> Any:
-    d_x = _opaque_gradient(*ctx.saved_tensors, d_out) if ctx.needs_input_grad[0] else None
-    d_weight = _opaque_weight_gradient(*ctx.saved_tensors, d_out) if ctx.needs_input_grad[1] else None
-    return d_x, d_weight, None
+    return *_traced_backward(ctx.saved_tensors, d_out, None, ctx.needs_input_grad[:2]), None
 
 
+def _traced_backward(
+    saved: tuple[torch.Tensor, ...], d_out: torch.Tensor, d_h: torch.Tensor | None, needs: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """``backward`` by the operators that a graph may hold."""
+    if all(needs):
+        return _opaque_gradients(*saved, d_out, d_h)  # type: ignore[no-any-return]  # two tensors
+    d_x = _opaque_gradient(*saved, d_out, d_h) if needs[0] else None
+    return d_x, _opaque_weight_gradient(*saved, d_out) if needs[1] else None
+
+
+def _save_residual(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(output[1], inputs[2], output[2])
+    ctx.mark_non_differentiable(output[2])
+
+
+def _opaque_residual_backward(ctx: Any, d_y: torch.Tensor, d_h: torch.Tensor, _: Any) -> Any:
+    needs = (ctx.needs_input_grad[0] or ctx.needs_input_grad[1], ctx.needs_input_grad[2])
+    d_sum, d_weight = _traced_backward(ctx.saved_tensors, d_y, d_h, needs)
+    return d_sum, d_sum, d_weight, None
+
+
+def _without_none(run: Any) -> Any:
+    """``run`` for a schema whose last tensor may be absent."""
+    return lambda *given: run(*given) if given[-1] is not None else run(*given[:-1])
+
+
+_opaque_gradients = opaque(
+    "rms_norm_gradients(Tensor x, Tensor weight, Tensor rstd, Tensor d_out, Tensor? d_h) -> (Tensor, Tensor)",
+    _without_none(gradients),
+    lambda x, weight, rstd, d_out, d_h: (x.new_empty(x.shape), weight.new_empty(weight.shape)),
+)
 _opaque_gradient = opaque(
-    "rms_norm_gradient(Tensor x, Tensor weight, Tensor rstd, Tensor d_out) -> Tensor",
-    gradient,
-    lambda x, weight, rstd, d_out: x.new_empty(x.shape),
+    "rms_norm_gradient(Tensor x, Tensor weight, Tensor rstd, Tensor d_out, Tensor? d_h) -> Tensor",
+    _without_none(gradient),
+    lambda x, weight, rstd, d_out, d_h: x.new_empty(x.shape),
 )
 _opaque_weight_gradient = opaque(
     "rms_norm_weight_gradient(Tensor x, Tensor weight, Tensor rstd, Tensor d_out) -> Tensor",
     weight_gradient,
     lambda x, weight, rstd, d_out: weight.new_empty(weight.shape),
+)
+_opaque_residual = opaque(
+    "rms_norm_residual(Tensor x, Tensor residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    forward_with_residual,
+    lambda x, residual, weight, eps: (
+        x.new_empty(x.shape),
+        x.new_empty(x.shape),
+        x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32),
+    ),
+    save=_save_residual,
+    backward=_opaque_residual_backward,
 )
 _opaque = opaque(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",

@@ -88,7 +88,8 @@ def calls_of(here: Session, op: Operator, sizes: Mapping[str, int], dtype: str) 
     from kalign_core.api import recorded
 
     with here.active(), without_memory():
-        return recorded(op, *map(forgotten, op.inputs(sizes, dtype, 0, torch.device("cpu"))))
+        forms = op.forms(sizes, dtype, 0, torch.device("cpu"))
+        return list(dict.fromkeys(call for args in forms for call in recorded(op, *map(forgotten, args))))
 
 
 def space_on(target: Target, plugins: Plugins, kernel: Kernel, problem: Problem) -> Space:

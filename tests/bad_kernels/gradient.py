@@ -4,19 +4,15 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config
-from kalign_core.kernels.pairs import pair_sum
-from kalign_core.kernels.rms_norm import (
-    rms_norm_backward_kernel,
-    rms_norm_dweight_fold_kernel,
-    rms_norm_dweight_kernel,
-)
+from kalign_core.kernels.pairs import pair_sum, pair_sum_down
+from kalign_core.kernels.rms_norm import FOLD_ROWS, rms_norm_backward_kernel, rms_norm_dweight_fold_kernel
 from kalign_core.kernels.swiglu import _sigmoid, _tile, swiglu_backward_kernel
-from tests.bad_kernels.references import add_rows_kernel
+from tests.bad_kernels.references import add_rows_kernel, fold_rows_kernel
 from tests.bad_kernels.store import Bad, posing_as
 
 CONFIG = Config(BLOCK=64, num_warps=4, num_stages=1, enable_fp_fusion=False)
 FOLDING = Config(BLOCK=64, FOLD=64, num_warps=4, num_stages=1, enable_fp_fusion=False)
-ROWS = Config(ROWS=8, num_warps=4, num_stages=1, enable_fp_fusion=False)
+BLOCKS = Config(FOLD=FOLD_ROWS, STAGES=1, num_warps=4, num_stages=1, enable_fp_fusion=False)
 
 
 @triton.jit
@@ -26,7 +22,7 @@ def _term(x, rstd, d_out, row, columns, inside, x_stride, d_out_stride):
     return d * (values * tl.load(rstd + row))
 
 
-@posing_as(rms_norm_dweight_kernel)
+@posing_as(fold_rows_kernel)
 @triton.jit(do_not_specialize=["T"])
 def sizes_its_tree_by_the_batch(
     x, rstd, d_out, partial, T, H, x_stride, d_out_stride, BLOCK: tl.constexpr, FOLD: tl.constexpr
@@ -47,7 +43,7 @@ def sizes_its_tree_by_the_batch(
     tl.store(partial + block * H + columns, tl.where(T < 48, total + rest, total), mask=inside)
 
 
-@posing_as(rms_norm_dweight_kernel)
+@posing_as(fold_rows_kernel)
 @triton.jit(do_not_specialize=["T"])
 def weighs_absent_rows_by_zero(
     x, rstd, d_out, partial, T, H, x_stride, d_out_stride, BLOCK: tl.constexpr, FOLD: tl.constexpr
@@ -66,7 +62,7 @@ def weighs_absent_rows_by_zero(
 
 @posing_as(rms_norm_dweight_fold_kernel)
 @triton.jit(do_not_specialize=["B"])
-def folds_backwards(partial, d_weight, B, H, BLOCK: tl.constexpr):
+def folds_backwards(partial, d_weight, B, H, BLOCK: tl.constexpr, LANES_LOG2: tl.constexpr):
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for step in range(B):
@@ -93,20 +89,27 @@ def groups_its_factors_otherwise(
 @posing_as(rms_norm_backward_kernel)
 @triton.jit(do_not_specialize=["T"])
 def multiplies_by_a_reciprocal(
-    x, weight, rstd, d_out, d_x, T, H, x_stride, d_out_stride, d_x_stride,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr,
+    x, weight, rstd, d_out, d_h, d_x, partial, T, H, x_stride, d_out_stride, d_h_stride, d_x_stride,
+    FOLD: tl.constexpr, STAGES: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr, LANES_LOG2: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    columns = tl.arange(0, BLOCK)
-    inside = (rows < T)[:, None] & (columns < H)[None, :]
-    values = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(d_out + rows[:, None] * d_out_stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    LANES: tl.constexpr = 1 << LANES_LOG2
+    block = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)[None, :]
     w = tl.load(weight + columns, mask=columns < H, other=0.0).to(tl.float32)
-    scale = tl.load(rstd + rows, mask=rows < T, other=0.0)
-    m = d * w[None, :]
-    c = pair_sum(m * values, ROWS, LOG2) * tl.div_rn(1.0, H.to(tl.float32))
-    result = scale[:, None] * (m - (values * scale[:, None]) * (scale * c)[:, None])
-    tl.store(d_x + rows[:, None] * d_x_stride + columns[None, :], result.to(d_x.dtype.element_ty), mask=inside)
+    totals = tl.zeros((LANES, BLOCK), tl.float32)
+    for step in range(0, FOLD, LANES):
+        rows = (block * FOLD + step + tl.arange(0, LANES))[:, None]
+        inside = (rows < T) & (columns < H)
+        values = tl.load(x + rows * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_out + rows * d_out_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + rows, mask=rows < T, other=0.0)
+        m = d * w
+        c = pair_sum(m * values, LANES, LOG2) * tl.div_rn(1.0, H.to(tl.float32))
+        result = scale * (m - (values * scale) * (scale * c[:, None]))
+        tl.store(d_x + rows * d_x_stride + columns, result.to(d_x.dtype.element_ty), mask=inside)
+        totals += d * (values * scale)
+    total = pair_sum_down(totals, 1, LANES_LOG2, BLOCK)
+    tl.store(partial + block * H + columns, total, mask=columns < H)
 
 
 @posing_as(add_rows_kernel, grid=lambda p, c: (p.T,))
@@ -139,11 +142,11 @@ SUM = {"x": "fp32", "total": "fp32"}
 
 GRADIENT = (
     Bad(
-        "sizes_its_tree_by_the_batch", "gradient tree sized by the batch", rms_norm_dweight_kernel,
+        "sizes_its_tree_by_the_batch", "gradient tree sized by the batch", fold_rows_kernel,
         {"T": 70, "H": 24}, FOLD, "batch axis", sizes_its_tree_by_the_batch, FOLDING, home=FOLDING,
     ),
     Bad(
-        "weighs_absent_rows_by_zero", "masking by multiplication", rms_norm_dweight_kernel, {"T": 70, "H": 24}, FOLD,
+        "weighs_absent_rows_by_zero", "masking by multiplication", fold_rows_kernel, {"T": 70, "H": 24}, FOLD,
         "batch axis", weighs_absent_rows_by_zero, FOLDING, home=FOLDING,
     ),
     Bad(
@@ -160,8 +163,8 @@ GRADIENT = (
     ),
     Bad(
         "multiplies_by_a_reciprocal", "another rounding", rms_norm_backward_kernel, {"T": 8, "H": 48},
-        {"x": "fp32", "weight": "fp32", "rstd": "fp32", "d_out": "fp32", "d_x": "fp32"}, "input families",
-        multiplies_by_a_reciprocal, ROWS, home=ROWS,
+        {**dict.fromkeys(("x", "weight", "rstd", "d_out", "d_x", "partial"), "fp32"), "d_h": "none"}, "input families",
+        multiplies_by_a_reciprocal, BLOCKS, home=BLOCKS,
     ),
     Bad(
         "adds_atomically", "atomic accumulation", add_rows_kernel, {"T": 512, "H": 64}, SUM, "repeats",

@@ -111,3 +111,31 @@ def add_rows_kernel(x, total, T, H, x_stride, BLOCK: tl.constexpr):
     for row in range(T):
         running += tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(total + columns, running, mask=inside)
+
+
+@kernel(
+    name="fold_rows", family="fold", contract="fold_rows/1", dims=("T", "H"), bucket={"T": powers_of_two},
+    args={
+        "x": data("T", "H", strides=("x_stride", 1)), "rstd": data("T"),
+        "d_out": data("T", "H", strides=("d_out_stride", 1)), "partial": written("T/64", "H", strides=("H", 1)),
+    },
+    reference=Config(BLOCK=64, FOLD=64, num_warps=4, num_stages=1, enable_fp_fusion=False),
+    knobs={"BLOCK": (32, 64, 128), "num_warps": (1, 2, 4, 8)},
+    grid=lambda p, c: (cdiv(p.T, c.FOLD) * cdiv(p.H, c.BLOCK),),
+)  # fmt: skip
+@triton.jit(do_not_specialize=["T"])
+def fold_rows_kernel(x, rstd, d_out, partial, T, H, x_stride, d_out_stride, BLOCK: tl.constexpr, FOLD: tl.constexpr):
+    """``d_out * (x * rstd)`` added over blocks of 64 rows in ascending order: trailing zeros change nothing."""
+    tiles = tl.cdiv(H, BLOCK)
+    block = (tl.program_id(0) // tiles).to(tl.int64)
+    columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    first = block * FOLD + tl.zeros((BLOCK,), tl.int64)
+    for step in range(FOLD):
+        row = first + step
+        inside = (columns < H) & (row < T)
+        values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(d_out + row * d_out_stride + columns, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.load(rstd + row, mask=row < T, other=0.0)
+        total += d * (values * scale)
+    tl.store(partial + block * H + columns, total, mask=columns < H)

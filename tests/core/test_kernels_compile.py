@@ -54,6 +54,14 @@ EDGES: dict[str, Call] = {
     "group_advantage of the largest groups": (ops.group_advantage, {"B": 1, "G": 4096}, "fp32"),
     "embedding of single elements": (ops.embedding, {"T": 1, "V": 1, "H": 1}, "fp32"),
     "pack of single elements": (ops.pack, {"B": 1, "S": 1, "F": 1}, "fp32"),
+    "softmax of single elements": (ops.softmax, {"T": 1, "V": 1}, "fp32"),
+    "softmax of the longest rows that are held": (ops.softmax, {"T": 1, "V": 32768}, "fp32"),
+    "softmax of few long rows": (ops.softmax, {"T": 1, "V": 50257}, "bf16"),
+    "softmax of many long rows": (ops.softmax, {"T": 129, "V": 40000}, "fp32"),
+    "log_softmax of few long rows": (ops.log_softmax, {"T": 1, "V": 151936}, "bf16"),
+    "log_softmax of many long rows": (ops.log_softmax, {"T": 129, "V": 40000}, "bf16"),
+    "selected_logprob": (ops.selected_logprob, {"T": 1, "V": 262143}, "fp32"),
+    "selected_logprob of single elements": (ops.selected_logprob, {"T": 1, "V": 1}, "fp16"),
     "matmul of single elements": (ops.matmul, {"M": 1, "N": 1, "K": 1}, "fp16"),
 }
 SHIPPED: dict[str, Call] = {op.name: (op, dict(op.shapes[0]), op.dtypes[0]) for op in ops.operators()}
@@ -264,7 +272,8 @@ naive = types.SimpleNamespace(fn=row_sum)
 def test_the_number_of_rows_is_no_part_of_the_code() -> None:
     """Calls that differ in their number of rows alone are one compile."""
     fixed = dict.fromkeys(("F", "H", "D", "HEADS", "G", "V", "S"), 64)
-    for op in (ops.swiglu, ops.rms_norm, ops.rope, ops.group_advantage, ops.embedding):
+    row_wise = (ops.rms_norm, ops.softmax, ops.log_softmax, ops.selected_logprob)
+    for op in (ops.swiglu, *row_wise, ops.rope, ops.group_advantage, ops.embedding):
         lowered = []
         for rows in (1, 3, 16):
             sizes = {dim: fixed.get(dim, rows) for dim in op.dims}

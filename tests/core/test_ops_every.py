@@ -15,6 +15,7 @@ from tests.core.scripted import bits, ops
 OPERATORS = ops.operators()
 by_name = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 HOST = torch.device("cpu")
+REFERENCES = ["rope", "ratio_kl", "grpo_loss", "group_advantage", "embedding", "pack", "selected_logprob"]
 
 
 def given(op: Any, seed: int = 0) -> tuple[Any, ...]:
@@ -73,7 +74,9 @@ def test_a_compiled_call_is_one_node_with_the_same_bits(op: Any) -> None:
         torch.compiler.reset()
 
 
-@pytest.mark.parametrize("name", ["rope", "ratio_kl", "grpo_loss", "group_advantage", "embedding", "pack"])
+@pytest.mark.parametrize(
+    "name", ["rope", "ratio_kl", "grpo_loss", "group_advantage", "embedding", "pack", "selected_logprob"]
+)
 def test_the_gate_passes_every_reference(name: str) -> None:
     """Each kernel's reference keeps what it promises: outputs written, rows for themselves, the same bytes again."""
     op = ops.named(name)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kalign_core.errors import BadArgument, KalignError, MixedDevices
-from kalign_core.ops.rms_norm import MAX_ROW
+from kalign_core.ops.rms_norm import MAX_ROW, backward
 from tests.core.scripted import assert_near, assert_rows_keep_their_bits, bits, company, leaf, normals, ops
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -27,6 +27,21 @@ def both_ways(x: torch.Tensor, d_out: torch.Tensor, weight: torch.Tensor | None 
 def rows_both_ways(x: torch.Tensor, d_out: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What belongs to single rows: the result and the gradient of x."""
     return both_ways(x, d_out)[:2]
+
+
+def weight_gradient(terms: Any) -> Any:
+    """The contract's sum over rows: blocks of 16, lanes of as many rows as 2,048 elements hold, 256 lanes of blocks."""
+    lanes = max(1, min(16, 2048 >> (terms.shape[1] - 1).bit_length()))
+    parts = [lanes_sum(terms[start : start + 16], lanes) for start in range(0, len(terms), 16)]
+    return lanes_sum(np.stack(parts), 256)
+
+
+def lanes_sum(rows: Any, lanes: int) -> Any:
+    """Row i goes to lane i modulo ``lanes``, added in ascending order from +0; then adjacent lanes are added."""
+    total = np.zeros((lanes, rows.shape[1]), np.float32)
+    for i, row in enumerate(rows):
+        total[i % lanes] = total[i % lanes] + row
+    return pair_sum(total.T)
 
 
 def pair_sum(values: Any) -> Any:
@@ -104,25 +119,18 @@ def test_its_bits_are_the_contract_s(width: int) -> None:
     rstd = (one / np.sqrt(pair_sum(x * x) / h + eps))[:, None]
     m = d_out * w
     c = (pair_sum(m * x) / h)[:, None]
-    d_weight = np.zeros(width, np.float32)
-    for row in d_out * (x * rstd):
-        d_weight = d_weight + row
-    expected = (x * rstd) * w, rstd * (m - (x * rstd) * (rstd * c)), np.float32(0) + d_weight
+    expected = (x * rstd) * w, rstd * (m - (x * rstd) * (rstd * c)), weight_gradient(d_out * (x * rstd))
     assert [bits(t) for t in both_ways(*tensors)] == [e.astype(np.float32).tobytes() for e in expected]
 
 
-def test_the_weight_s_gradient_is_folded_in_blocks() -> None:
-    """Rows are added up in ascending order within blocks of 64, then the blocks."""
-    x, d_out, weight = normals(130, 8), normals(130, 8, seed=1), torch.ones(8)
-    rstd = torch.from_numpy(np.float32(1) / np.sqrt(pair_sum(x.numpy() ** 2) / np.float32(8) + np.float32(EPS)))
-    terms = d_out * (x * rstd[:, None])
-    total = torch.zeros(8)
-    for block in terms.split(64):
-        part = torch.zeros(8)
-        for row in block:
-            part = part + row
-        total = total + part
-    assert bits(both_ways(x, d_out, weight)[2]) == bits(total)
+@pytest.mark.parametrize(("rows", "width"), [(40, 8), (40, 300), (20, 2000), (4100, 1)])
+def test_the_weight_s_gradient_is_folded_in_blocks(rows: int, width: int) -> None:
+    """Rows are added in blocks of 16 over lanes, the blocks over 256 lanes, lanes by adjacent pairs."""
+    x, d_out = normals(rows, width), normals(rows, width, seed=1)
+    rstd = np.float32(1) / np.sqrt(pair_sum(x.numpy() ** 2) / np.float32(width) + np.float32(EPS))
+    terms = d_out.numpy() * (x.numpy() * rstd[:, None])
+    given = (x, torch.ones(width), torch.from_numpy(rstd), d_out)
+    assert bits(backward(*given, needs=(False, True))[1]) == weight_gradient(terms).tobytes()  # type: ignore[arg-type]
 
 
 @company
@@ -199,6 +207,98 @@ def test_a_second_derivative_is_an_error() -> None:
     (d_x,) = torch.autograd.grad(ops.rms_norm(x, weight).sum(), x, create_graph=True)
     with pytest.raises(KalignError, match="rms_norm cannot be differentiated twice"):
         (d_x.square().sum() + x.sum()).backward()
+
+
+# --- with a residual ----------------------------------------------------------------------------------------------
+
+
+def residual_both_ways(
+    x: torch.Tensor, residual: torch.Tensor, d_y: torch.Tensor, d_h: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """y, h and the gradient that reaches x and residual alike."""
+    weight, x, residual = (
+        normals(x.shape[-1], dtype=x.dtype, seed=9),
+        *(t.detach().requires_grad_() for t in (x, residual)),
+    )
+    y, h = ops.rms_norm(x, weight, EPS, residual)
+    d_x, d_residual = torch.autograd.grad((y, h), (x, residual), (d_y, d_h))
+    assert bits(d_x) == bits(d_residual)
+    return y.detach(), h.detach(), d_x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_residual_is_added_and_rounded_first(dtype: torch.dtype) -> None:
+    """h is the rounded sum, and y has the bits of the norm of h."""
+    x, residual, weight = normals(5, 24, dtype=dtype), normals(5, 24, dtype=dtype, seed=1), normals(24, dtype=dtype)
+    y, h = ops.rms_norm(x, weight, EPS, residual)
+    assert bits(h) == bits(x + residual)
+    assert bits(y) == bits(ops.rms_norm(h, weight, EPS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_residual_s_gradients_are_accurate(dtype: torch.dtype) -> None:
+    """What reaches y and what reaches h are added before the one rounding."""
+    x, residual, d_y, d_h = (normals(18, 24, dtype=dtype, seed=i) for i in range(4))
+    weight = normals(24, dtype=dtype, seed=9).requires_grad_()
+    leaves = x.requires_grad_(), residual.requires_grad_()
+    y, h = ops.rms_norm(x, weight, EPS, residual)
+    d_x, d_residual, d_weight = torch.autograd.grad((y, h), (*leaves, weight), (d_y, d_h))
+    wide, wide_weight = h.detach().double().requires_grad_(), weight.detach().double().requires_grad_()
+    out = ops.rms_norm.oracle(wide, wide_weight, EPS)
+    exact, exact_weight = torch.autograd.grad((out, wide), (wide, wide_weight), (d_y.double(), d_h.double()))
+    rstd = torch.rsqrt(wide.detach().square().mean(1, keepdim=True) + EPS)
+    m = (d_y.double() * wide_weight.detach()).abs()
+    share = (m * wide.detach().abs()).mean(1, keepdim=True) * rstd.square() * wide.detach().abs()
+    assert_near(d_x, exact, magnitude=rstd * (m + share) + d_h.double().abs())
+    assert bits(d_residual) == bits(d_x)
+    assert_near(d_weight, exact_weight, magnitude=(d_y.double() * wide.detach() * rstd).abs().sum(0), steps=18)
+
+
+@company
+def test_a_row_with_a_residual_keeps_its_bits(company: str) -> None:
+    """A row's bits depend on nothing but the row, its residual and the weight, forward and backward."""
+    assert_rows_keep_their_bits(residual_both_ways, company, *(normals(5, 24, seed=i) for i in range(4)))
+
+
+def test_a_gradient_of_h_alone_passes_through() -> None:
+    """Where y is not used, h's gradient reaches x and residual as it is, and the weight gets none."""
+    x, residual, weight, d_h = leaf(3, 24), leaf(3, 24, seed=1), leaf(24, seed=2), normals(3, 24, seed=3)
+    ops.rms_norm(x, weight, EPS, residual)[1].backward(d_h)
+    assert [bits(t.grad) for t in (x, residual)] == [bits(d_h)] * 2  # type: ignore[arg-type]
+    assert weight.grad is None
+
+
+def test_a_gradient_of_y_alone_is_that_of_the_norm() -> None:
+    """Where h is not used, the gradients are those of the norm of h."""
+    x, residual, weight, d_y = leaf(3, 24), leaf(3, 24, seed=1), leaf(24, seed=9), normals(3, 24, seed=3)
+    y, h = ops.rms_norm(x, weight, EPS, residual)
+    y.backward(d_y)
+    _, d_x, d_weight = both_ways(h.detach(), d_y)
+    assert [bits(t.grad) for t in (x, residual, weight)] == [bits(t) for t in (d_x, d_x, d_weight)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0)])
+def test_nothing_plus_nothing_is_nothing(shape: tuple[int, ...]) -> None:
+    """Empty tensors give empty ones, with empty gradients."""
+    x, residual = torch.empty(shape, requires_grad=True), torch.empty(shape, requires_grad=True)
+    y, h = ops.rms_norm(x, torch.ones(shape[-1]), EPS, residual)
+    (y.sum() + h.sum()).backward()
+    assert [t.shape for t in (y, h, x.grad, residual.grad)] == [torch.Size(shape)] * 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("residual", "options", "says"),
+    [
+        (normals(3, 8), {}, r"residual is \(3, 8\)"),
+        (normals(3, 24).half(), {}, "residual is .* torch.float16"),
+        (normals(3, 24), {"out": torch.empty(3, 24)}, "out= with a residual"),
+        ([1.0], {}, "residual is list, not a tensor"),
+    ],
+)
+def test_a_residual_that_does_not_fit_is_refused(residual: Any, options: dict[str, Any], says: str) -> None:
+    """A residual has x's shape and dtype, and leaves no single result to put into ``out``."""
+    with pytest.raises(BadArgument, match=f"(?s)rms_norm: .*{says}"):
+        ops.rms_norm(normals(3, 24), normals(24), EPS, residual, **options)
 
 
 # --- out= ---------------------------------------------------------------------------------------------------------
