@@ -153,9 +153,17 @@ def digests_of(bench: Any, bounds: Mapping[Any, Any]) -> dict[Any, tuple[str, ..
     return found
 
 
+def code_of(launch: Any) -> str:
+    """The instructions that ``launch`` runs, empty where nothing was compiled."""
+    from kalign_core.hal.machine_code import instructions
+
+    compiled = getattr(launch, "compiled", None)
+    return "" if compiled is None else instructions(compiled.asm)
+
+
 def compare(stand: Stand, configs: Sequence[Any]) -> dict[str, Any]:
     """Hold every configuration with code of its own to the reference, by the gate and by digest."""
-    from device_code import code_of, knob_changes
+    from bit_class_report import knob_changes
 
     bench, sample = stand.bench, stand.bench.sample_arguments()
     launches, failed = {}, {}

@@ -1,11 +1,12 @@
-"""Registers and spills of compiled device code, read from what the compiler wrote, without a device or a vendor's tool.
+"""What compiled device code is and takes, read from what the compiler wrote, without a device or a vendor's tool.
 
-Triton itself learns them from the driver when it loads a kernel, which needs the device. The numbers are in the code
-all the same: in the ``.nv.info`` section of a cubin, and in the directives of AMD assembly.
+Triton itself learns registers and spills from the driver when it loads a kernel, which needs the device. The numbers
+are in the code all the same: in the ``.nv.info`` section of a cubin, and in the directives of AMD assembly.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,26 @@ from typing import Any
 EIATTR_FRAME_SIZE, EIATTR_REGCOUNT = 0x11, 0x2F
 EIFMT_SIZED = 0x04
 REGISTER_BYTES = 4
+SHT_NOBITS = 8  # of the ELF specification: a section with a size and nothing in the file
+# What of a binary runs: instructions and constants. All else names the kernel and the lines of its source.
+RUNNING = (".text", ".rodata", ".nv.constant", ".nv.global.init")
+BINARIES = ("cubin", "hsaco")
+
+
+def instructions(asm: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits over what runs of a kernel, equal where instructions and constants are; empty if unknown.
+
+    Names of kernels and lines of source are no part of it: some compilers write them so that binaries of the same
+    instructions differ.
+    """
+    binary = next((asm[stage] for stage in BINARIES if stage in asm), b"")
+    found, sections = hashlib.sha256(), 0
+    for name, content in sorted(_sections(binary)):
+        kind = next((prefix for prefix in RUNNING if name.startswith(prefix)), None)
+        if kind is not None:
+            found.update(f"{kind} {len(content)} ".encode() + content)
+            sections += kind == ".text"
+    return found.hexdigest()[:16] if sections else ""
 
 
 def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -50,7 +71,7 @@ def _of_cubin(code: bytes) -> tuple[int, int] | None:
 
 def _attributes(code: bytes) -> Iterator[tuple[int, int]]:
     """Attribute and value of every entry of ``.nv.info`` that gives a symbol a number."""
-    data = _section(code, b".nv.info")
+    data = _section(code, ".nv.info")
     at = 0
     while at + 4 <= len(data):
         form, attribute, size = struct.unpack_from("<BBH", data, at)
@@ -62,17 +83,22 @@ def _attributes(code: bytes) -> Iterator[tuple[int, int]]:
         at += size
 
 
-def _section(code: bytes, wanted: bytes) -> bytes:
-    """Contents of a section of a 64-bit little-endian ELF file, or nothing."""
+def _section(code: bytes, wanted: str) -> bytes:
+    """Contents of a section of an ELF file, or nothing."""
+    return next((content for name, content in _sections(code) if name == wanted), b"")
+
+
+def _sections(code: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and contents of every section of a 64-bit little-endian ELF file that has any; none of another file."""
     if len(code) < 64 or code[:6] != b"\x7fELF\x02\x01":
-        return b""
+        return
     (table,) = struct.unpack_from("<Q", code, 40)
     size, count, names = struct.unpack_from("<HHH", code, 58)
     headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
     if names >= len(headers):
-        return b""
+        return
     strings = headers[names][4]
-    for name, _, _, _, offset, length in headers:
-        if code[strings + name : code.find(b"\0", strings + name)] == wanted:
-            return code[offset : offset + length]
-    return b""
+    for name, kind, _, _, offset, length in headers:
+        if kind != SHT_NOBITS:
+            end = code.find(b"\0", strings + name)
+            yield code[strings + name : end].decode(errors="replace"), code[offset : offset + length]

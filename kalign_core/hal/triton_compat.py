@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import triton
 
 from kalign_core.errors import CandidateFailed
-from kalign_core.hal.machine_code import registers_and_spills
+from kalign_core.hal.machine_code import instructions, registers_and_spills
 
 if TYPE_CHECKING:
     from kalign_core.declare import Lowered
@@ -61,13 +61,13 @@ def brief(error: BaseException) -> str:
 
 
 def code_digest(compiled: Any) -> str:
-    """A digest of the device code alone: equal where two configurations compile to the same instructions."""
-    import hashlib
-
-    for stage in ("cubin", "hsaco"):
-        if stage in compiled.asm:
-            return hashlib.sha256(compiled.asm[stage]).hexdigest()[:16]
-    return str(compiled.hash)[:16]
+    """Equal where two configurations compile to the same instructions, launched by the same threads and memory."""
+    metadata, code = compiled.metadata, instructions(compiled.asm)
+    if not code:
+        return str(compiled.hash)[:16]
+    names = ("num_warps", "num_ctas", "shared", "tmem_size", "global_scratch_size", "launch_pdl",
+             "launch_cooperative_grid")  # fmt: skip
+    return "-".join((code, *(str(getattr(metadata, name, 0) or 0) for name in names)))
 
 
 def resources(compiled: Any) -> dict[str, int]:

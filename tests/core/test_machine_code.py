@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kalign_core import hal
-from kalign_core.hal.machine_code import registers_and_spills
+from kalign_core.hal.machine_code import instructions, registers_and_spills
+from kalign_core.hal.triton_compat import code_digest
 from kalign_core.occupancy import occupancy
 from kalign_core.tuner.targets import targets
 
@@ -116,3 +118,62 @@ STRANGE: dict[str, dict[str, Any]] = {
 def test_code_of_an_unknown_form(asm: dict[str, Any]) -> None:
     """Code that is not as expected has no figures rather than wrong ones."""
     assert registers_and_spills(asm) is None
+
+
+def elf(**sections: bytes) -> bytes:
+    """A 64-bit ELF file with ``sections``, underscores in their names standing for dots."""
+    names, contents, headers = b"\0", b"", []
+    for name, content in {**sections, "_shstrtab": b""}.items():
+        headers.append((len(names), 1, len(contents), len(content)))
+        names += name.replace("_", ".").encode() + b"\0"
+        contents += content
+    place, *_ = headers[-1]
+    headers[-1] = (place, 3, len(contents), len(names))
+    start = 64 + len(contents) + len(names)
+    table = b"".join(
+        struct.pack("<II4QIIQQ", n, kind, 0, 0, 64 + at, size, 0, 0, 1, 0) for n, kind, at, size in headers
+    )
+    head = bytearray(64)
+    head[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<Q", head, 0x28, start)
+    struct.pack_into("<HHH", head, 0x3A, 64, len(headers), len(headers) - 1)
+    return bytes(head) + contents + names + table
+
+
+# --- the same code ------------------------------------------------------------------------------------------------
+
+
+def test_lines_of_source_are_no_part_of_the_code() -> None:
+    """Binaries that differ in debug information and the kernel's name alone are the same code."""
+    one = elf(_debug_line=b"12", _text_first=b"add", _nv_constant0=b"\1")
+    assert instructions({"cubin": one}) == instructions(
+        {"hsaco": elf(_debug_line=b"345", _text_second=b"add", _nv_constant0=b"\1")}
+    )
+
+
+@pytest.mark.parametrize(
+    "other", [{"_text_a": b"mul", "_nv_constant0": b"\1"}, {"_text_a": b"add", "_nv_constant0": b"\2"}]
+)
+def test_instructions_and_constants_are_the_code(other: dict[str, bytes]) -> None:
+    """Another instruction or another constant is other code."""
+    assert instructions({"cubin": elf(_text_a=b"add", _nv_constant0=b"\1")}) != instructions({"cubin": elf(**other)})
+
+
+def test_what_is_no_binary_has_no_instructions() -> None:
+    """A stage of another form, or none, is not taken for code that is the same everywhere."""
+    assert (
+        instructions({"cubin": b"text"})
+        == instructions({"ptx": "ret;"})
+        == instructions({"cubin": elf(_debug=b"1")})
+        == ""
+    )
+
+
+@pytest.mark.parametrize("name", ["num_warps", "shared", "num_ctas"])
+def test_threads_and_memory_are_part_of_a_launch_s_code(name: str) -> None:
+    """Equal instructions under other threads or memory are not the same candidate."""
+    asm, same = {"cubin": elf(_text_a=b"add")}, {"num_warps": 4, "shared": 0, "num_ctas": 1}
+    one, again, other = (
+        SimpleNamespace(asm=asm, metadata=SimpleNamespace(**facts)) for facts in (same, same, {**same, name: 8})
+    )
+    assert code_digest(one) == code_digest(again) != code_digest(other)

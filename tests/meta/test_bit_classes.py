@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import types
 from pathlib import Path
 from typing import Any
@@ -26,56 +25,20 @@ def bench_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import bit_class_report
     import bit_classes
-    import device_code
     import known_spaces
 
-    modules = (bit_class_report, bit_classes, device_code, known_spaces)
+    modules = (bit_class_report, bit_classes, known_spaces)
     return types.SimpleNamespace(**{module.__name__: module for module in modules})
-
-
-def elf(**sections: bytes) -> bytes:
-    """A 64-bit ELF file with ``sections``, underscores in their names standing for dots."""
-    names, contents, headers = b"\0", b"", []
-    for name, content in {**sections, "_shstrtab": b""}.items():
-        headers.append((len(names), 1, len(contents), len(content)))
-        names += name.replace("_", ".").encode() + b"\0"
-        contents += content
-    place, *_ = headers[-1]
-    headers[-1] = (place, 3, len(contents), len(names))
-    start = 64 + len(contents) + len(names)
-    table = b"".join(
-        struct.pack("<II4QIIQQ", n, kind, 0, 0, 64 + at, size, 0, 0, 1, 0) for n, kind, at, size in headers
-    )
-    head = bytearray(64)
-    struct.pack_into("<Q", head, 0x28, start)
-    struct.pack_into("<HHH", head, 0x3A, 64, len(headers), len(headers) - 1)
-    return bytes(head) + contents + names + table
 
 
 def verdict(refutation: Refutation | None) -> Any:
     return types.SimpleNamespace(refutation=refutation)
 
 
-def test_lines_of_source_are_no_part_of_the_code(bench_modules: Any) -> None:
-    """Binaries that differ in debug information and the kernel's name alone are the same code."""
-    digest = bench_modules.device_code.instructions
-    one = elf(_debug_line=b"12", _text_first=b"add", _nv_constant0=b"\1")
-    assert digest(one) == digest(elf(_debug_line=b"345", _text_second=b"add", _nv_constant0=b"\1"))
-
-
-@pytest.mark.parametrize(
-    "other", [{"_text_a": b"mul", "_nv_constant0": b"\1"}, {"_text_a": b"add", "_nv_constant0": b"\2"}]
-)
-def test_instructions_and_constants_are_the_code(bench_modules: Any, other: dict[str, bytes]) -> None:
-    """Another instruction or another constant is other code."""
-    digest = bench_modules.device_code.instructions
-    assert digest(elf(_text_a=b"add", _nv_constant0=b"\1")) != digest(elf(**other))
-
-
 def test_a_knob_is_judged_by_pairs_that_differ_in_it_alone(bench_modules: Any) -> None:
     """Pairs that differ in two knobs say nothing of either."""
     codes = {ONE: "a", TWO: "a", FOUR: "b", ONE.replace(BLOCK=128): "c"}
-    assert bench_modules.device_code.knob_changes(codes) == {"num_warps": (3, 2), "BLOCK": (1, 1)}
+    assert bench_modules.bit_class_report.knob_changes(codes) == {"num_warps": (3, 2), "BLOCK": (1, 1)}
 
 
 def test_the_same_code_is_compared_once(bench_modules: Any) -> None:
