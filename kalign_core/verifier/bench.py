@@ -188,9 +188,10 @@ class Bench:
         # Frees the old ones before making new ones.
         self._kept = {a.name: self._kept[a.name] for a in args if self._is_kept(a.name, wanted[a.name])}
         if len(self._kept) < len(args):
-            numbers = self.row_numbers(case)
+            host = torch.device("cpu")
+            rows = self._maker.rows(row_numbers(self.kernel, self.problem, problem, case, host))
             for arg in (arg for arg in args if arg.name not in self._kept):
-                buffer = self._maker.input(case, problem, arg, numbers)
+                buffer = self._maker.input(case, problem, arg, rows)
                 imprint = torch.empty(seal_words(buffer), dtype=torch.int32, device=self.torch_device)
                 Seal.of(buffer, imprint).take()
                 self._kept[arg.name] = _Kept(wanted[arg.name], buffer, imprint)

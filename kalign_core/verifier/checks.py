@@ -219,7 +219,7 @@ def repeats(bench: Bench) -> Iterable[Case]:
     case = Case("repeats", family="spread", seed=2)
     for how, count in (("", 12), ("graph", 2), ("stream", 2)):
         yield replace(case, repeats=(4 if bench.strict else 1) * count, how=how)
-    yield replace(bench.reduced(case, _elements(bench)), repeats=40)
+    yield replace(bench.reduced(case, _elements(bench)), repeats=36)
 
 
 CORE_CHECKS: tuple[Check, ...] = (

@@ -37,6 +37,11 @@ class Buffer:
         """All bytes as int32."""
         return self.flat.view(torch.int32)
 
+    @property
+    def pairs(self) -> torch.Tensor:
+        """All bytes as int64, two words each."""
+        return self.flat.view(torch.int64)
+
 
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements between the first and the last of a strided tensor, both counted; 0 for an empty one."""
@@ -83,11 +88,7 @@ def copy_of(buffer: Buffer) -> Buffer:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two int32 vectors of even length are equal; waits for the device.
-
-    On a device it takes an eighth of the memory of one of them: a byte for every two words.
-    """
-    a, b = a.view(torch.int64), b.view(torch.int64)
+    """Whether two int64 vectors are equal; waits for the device, and takes an eighth of the memory of one of them."""
     if a.numel() <= _PAIRS_AT_ONCE:
         return torch.equal(a, b)
     return all(
@@ -102,7 +103,7 @@ def untouched(buffer: Buffer, fill: int) -> bool:
     Overwrites the elements, so that no copy is needed.
     """
     as_integers(buffer.view).fill_(repeated(fill, buffer.view.element_size()))
-    return bool((buffer.flat.view(torch.int64) == repeated(fill, 8)).all())
+    return bool((buffer.pairs == repeated(fill, 8)).all())
 
 
 def follows(view: torch.Tensor, fill: int) -> torch.Tensor:

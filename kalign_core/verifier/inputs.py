@@ -70,9 +70,13 @@ class Request:
         """The same block with the rows at ``index`` alone."""
         return replace(self, rows=self.rows[index])._mixed_as(self._mixed_rows[index])
 
-    def sharing(self, other: Request | None) -> Request:
-        """This request, spared the mixing of its row numbers where ``other`` is about the very same tensor of them."""
-        return self if other is None or other.rows is not self.rows else self._mixed_as(other._mixed_rows)
+    def about(self, **changes: Any) -> Request:
+        """The same rows of another block: this request with ``changes`` to anything but its rows."""
+        return replace(self, **changes)._mixed_as(self._mixed_rows)
+
+    def on(self, device: torch.device) -> Request:
+        """The same block, to be made on ``device``."""
+        return replace(self, rows=self.rows.to(device))._mixed_as(self._mixed_rows.to(device))
 
     def _mixed_as(self, mixed: Tensor) -> Request:
         vars(self)["_mixed_rows"] = mixed  # where the cached property looks first; ``replace`` leaves it behind

@@ -6,6 +6,7 @@ made again alone, elsewhere, transposed or in other company, and order probes me
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
 # A block and what it is made of take up to 18 bytes an element: few large blocks where the problem is large itself.
 _LEAST_BLOCK, _LARGEST_BLOCK = 1 << 16, 1 << 24
 _BYTES_PER_ELEMENT = 24
+_ON_HOST_ELEMENTS = 1 << 14
 
 
 def row_numbers(kernel: Kernel, whole: Problem, here: Problem, case: Case, device: torch.device) -> torch.Tensor | None:
@@ -60,6 +62,30 @@ def _layout(kernel: Kernel, problem: Problem, arg: Argument) -> tuple[tuple[int,
     return shape, arg.strides, TORCH_DTYPES[arg.dtype]
 
 
+class Rows:
+    """Rows of a case by number, int32 ``(r,)`` on the host: requests about them for the tensors that have these rows.
+
+    What is made of few numbers is made on the host, which is faster at it than it is at asking a device to.
+    """
+
+    def __init__(self, numbers: torch.Tensor, device: torch.device) -> None:
+        self._here, self._device = Request("", "fp32", numbers, 1, 0), device
+
+    def __len__(self) -> int:
+        return len(self._here.rows)
+
+    def request(self, arg: Argument, columns: int, **asked: int) -> Request:
+        """A request for ``columns`` numbers in every row of ``arg``."""
+        base = self._here if len(self) * columns <= _ON_HOST_ELEMENTS else self._there
+        return base.about(name=arg.name, dtype=arg.dtype, columns=columns, **asked)
+
+    @functools.cached_property
+    def _there(self) -> Request:
+        if len(self) <= _ON_HOST_ELEMENTS:
+            return self._here.on(self._device)
+        return replace(self._here, rows=self._here.rows.to(self._device))
+
+
 class Maker:
     """Makes input tensors for one kernel on one device; ``families`` may grow while it is used.
 
@@ -74,23 +100,25 @@ class Maker:
         data = [name for name in kernel.parameters if name in kernel.args and kernel.args[name].kind == "data"]
         self._operands = {name: number for number, name in enumerate(data)}
         self._contracted = _contracted(kernel)
-        self._last: Request | None = None
 
-    def input(self, case: Case, problem: Problem, arg: Argument, numbers: torch.Tensor | None) -> Buffer:
-        """The tensor ``arg`` of ``case``; ``numbers`` says which rows those of ``problem`` are."""
+    def rows(self, numbers: torch.Tensor | None) -> Rows | None:
+        """The rows of a case, for all of its tensors that have rows; ``numbers`` are on the host."""
+        return None if numbers is None else Rows(numbers, self._device)
+
+    def input(self, case: Case, problem: Problem, arg: Argument, rows: Rows | None) -> Buffer:
+        """The tensor ``arg`` of ``case``; ``rows`` says which rows those of ``problem`` are."""
         role = self._kernel.args[arg.name]
         buffer = empty(self._kernel, problem, arg, self._device, POISON)
         ordered, has_rows = self._ordered(buffer.view, role)
-        if numbers is None or not has_rows:
-            numbers = torch.arange(ordered.shape[0], dtype=torch.int32, device=self._device)
-        columns = max(ordered[0].numel(), 1) if len(numbers) else 1
+        if rows is None or not has_rows:
+            rows = Rows(torch.arange(ordered.shape[0], dtype=torch.int32), self._device)
+        columns = max(ordered[0].numel(), 1) if len(rows) else 1
         length = ordered.shape[-1] if ordered.dim() > 1 else 1
         operand = self._operands.get(arg.name, 0)
-        request = Request(arg.name, arg.dtype, numbers, columns, case.seed, length, operand).sharing(self._last)
-        self._last = request
-        for rows in self._blocks(len(numbers), columns):
-            block = self._block(case, problem, role, request.only(rows))
-            ordered[rows].copy_(block.view(-1, *ordered.shape[1:]))
+        request = rows.request(arg, columns, seed=case.seed, length=length, operand=operand)
+        for part in self._blocks(len(rows), columns):
+            block = self._block(case, problem, role, request.only(part))
+            ordered[part].copy_(block.view(-1, *ordered.shape[1:]))
         if has_rows and case.neighbours and ordered.dtype.is_floating_point:
             self._spoil(case, ordered, request)
         return buffer
@@ -134,11 +162,12 @@ class Maker:
         others = torch.ones(len(ordered), dtype=torch.bool)  # on the host, which then knows how many there are
         others[list(case.kept)] = False
         if case.neighbours == "reseeded":
-            places = others.nonzero().view(-1).to(self._device)
-            other = replace(request, seed=case.seed + 7919, length=0, operand=0).sharing(request)
+            places = others.nonzero().view(-1)
+            other = request.about(seed=case.seed + 7919, length=0, operand=0)
             for part in self._blocks(len(places), request.columns):
-                made = self._families["normals"].fill(other.only(places[part]))
-                ordered.index_copy_(0, places[part], made.view(-1, *ordered.shape[1:]))
+                made = self._families["normals"].fill(other.only(places[part].to(request.rows.device)))
+                made = made.to(self._device).view(-1, *ordered.shape[1:])
+                ordered.index_copy_(0, places[part].to(self._device), made)
         elif case.neighbours in NEIGHBOURS:
             mask = others.to(self._device).view(-1, *(1,) * (ordered.dim() - 1))
             ordered.masked_fill_(mask, NEIGHBOURS[case.neighbours])

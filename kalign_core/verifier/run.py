@@ -32,9 +32,10 @@ class Run:
         fill: int,
     ) -> None:
         self.outputs, self.arguments = outputs, arguments
-        self._words, self._fill = words, repeated(fill, 4)
-        written = sum(buffer.flat.numel() for buffer in outputs.values()) // 4
-        self._written, self._seal = words[:written], words[written:]
+        size = sum(buffer.flat.numel() for buffer in outputs.values())
+        self._all = words.view(torch.int64)
+        self._written, self._seal = self._all[: size // 8], words[size // 4 :]
+        self._fill = repeated(fill, 8)
         self._starts = [(outputs[name].flat, start.flat) for name, start in starts.items()]
         parts = divided(self._seal, [seal_words(buffer) for buffer in inputs])
         self._seals = [Seal.of(buffer, part) for buffer, part in zip(inputs, parts, strict=True)]
@@ -61,9 +62,9 @@ class Run:
 
     def agrees(self, other: Run, *, sealed: bool) -> bool:
         """Whether all bytes written agree, guard bands and gaps included, and if ``sealed`` the imprints as well."""
-        return same(self._words, other._words) if sealed else same(self._written, other._written)
+        return same(self._all, other._all) if sealed else same(self._written, other._written)
 
     def unlike(self, other: Run) -> str:
         """Name of the first output whose bytes differ anywhere, or an empty string."""
         pairs = ((name, buffer, other.outputs[name]) for name, buffer in self.outputs.items())
-        return next((name for name, ours, theirs in pairs if not same(ours.words, theirs.words)), "")
+        return next((name for name, ours, theirs in pairs if not same(ours.pairs, theirs.pairs)), "")

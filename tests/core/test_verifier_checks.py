@@ -175,7 +175,7 @@ def test_races_are_hunted_by_repeating(strict: bool, runs: int) -> None:
     whole = [case for case in cases if not case.dims]
     assert sum(case.repeats for case in whole) == runs
     assert [case.how for case in whole] == ["", "graph", "stream"]
-    assert sum(case.repeats for case in cases) == runs + 40
+    assert sum(case.repeats for case in cases) == runs + 36
     assert not list(checks.repeats(sums_bench()))
 
 

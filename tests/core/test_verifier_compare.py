@@ -87,9 +87,9 @@ def test_any_changed_byte_is_seen(draw: st.DataObject, at_once: int) -> None:
     theirs = copy_of(ours)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compare, "_PAIRS_AT_ONCE", at_once << 8)
-        assert same(ours.words, theirs.words)
+        assert same(ours.pairs, theirs.pairs)
         theirs.flat[draw.draw(st.integers(0, theirs.flat.numel() - 1))] ^= draw.draw(st.integers(1, 255))
-        assert not same(ours.words, theirs.words)
+        assert not same(ours.pairs, theirs.pairs)
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1.0, math.nan)])
@@ -97,14 +97,14 @@ def test_zeros_of_other_sign_differ(one: float, other: float) -> None:
     """What counts as equal, or as equal to nothing, as a number is bytes here."""
     a, b = zeros(), zeros()
     a.view[1, 2], b.view[1, 2] = one, other
-    assert not same(a.words, b.words)
+    assert not same(a.pairs, b.pairs)
 
 
 def test_the_same_nan_is_equal_to_itself() -> None:
     """NaN is a pattern like any other."""
     a, b = zeros(), zeros()
     a.view[0, 0] = b.view[0, 0] = math.nan
-    assert same(a.words, b.words)
+    assert same(a.pairs, b.pairs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -114,7 +114,7 @@ def test_nan_payloads_differ(dtype: torch.dtype) -> None:
     a.view[2, 4] = b.view[2, 4] = math.nan
     b.flat[b.view[2, 4].data_ptr() - b.flat.data_ptr()] ^= 1
     assert bool(b.view[2, 4].isnan())
-    assert not same(a.words, b.words)
+    assert not same(a.pairs, b.pairs)
 
 
 def test_bytes_that_follow_the_fill_are_told_from_others() -> None:
