@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument
@@ -55,13 +56,13 @@ class Matmul(Operator):
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(a, b, bias, out)
         try:
             if out is None and torch.is_grad_enabled() and _requires_gradient(a, b, bias):
                 return _Matmul.apply(a, b, bias)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(a, b, bias, out)
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("matmul", a=a, b=b, bias=bias, out=out)
             raise
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.kernels.swiglu import swiglu_backward_kernel, swiglu_kernel
@@ -41,13 +42,13 @@ class SwiGLU(Operator):
     small_shapes = ({"T": 4, "F": 1024},)
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(gate, up, out)
         try:
             if out is None and (gate.requires_grad | up.requires_grad) and torch.is_grad_enabled():
                 return _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(gate, up, out)
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("swiglu", gate=gate, up=up, out=out)
             raise
 
