@@ -116,7 +116,8 @@ def _described(tensors: Sequence[torch.Tensor]) -> Check:
 
 def _description(tensor: torch.Tensor) -> tuple[Any, ...]:
     c: Any = torch._C
-    dispatched_on = f"{c._dispatch_keys(tensor)} {c._dispatch_tls_local_include_set()}"
+    sets = c._dispatch_keys(tensor), c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()
+    dispatched_on = tuple(keys.raw_repr() for keys in sets)
     return (tensor.__class__, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad,
             dispatched_on)  # fmt: skip
 

@@ -174,7 +174,6 @@ def _bias_gradient(d_out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _traced(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(a, b, bias)  # type: ignore[no-any-return]  # what this returns
-    no_gradients("matmul", out, *_given(a, b, bias).values())
     _opaque_into(a, b, bias, out)
     return out
 
@@ -210,12 +209,12 @@ _opaque_gradient_b = opaque(
 _opaque = opaque(
     "matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor",
     forward,
-    lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[1])),
+    lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[-1])),
     save=_save,
     backward=_opaque_backward,
 )
 _opaque_into = opaque(
     "matmul_out(Tensor a, Tensor b, Tensor? bias, Tensor(a!) out) -> ()",
     _into,
-    lambda a, b, bias, out: None,
+    lambda a, b, bias, out: no_gradients("matmul", out, *_given(a, b, bias).values()),
 )

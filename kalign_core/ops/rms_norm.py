@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -139,12 +140,12 @@ def backward(
 
 def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both of ``backward``'s gradients, from one pass over x and d_out."""
-    return answer(("rms_norm gradients", given[0].shape), given, _gradients, given)  # type: ignore[no-any-return]
+    return answer(("rms_norm gradients", given[0].shape, len(given)), given, _gradients, given)  # type: ignore[no-any-return]
 
 
 def gradient(*given: torch.Tensor) -> torch.Tensor:
     """The gradient of x alone."""
-    return answer(("rms_norm dx", given[0].shape), given, _gradient, given)  # type: ignore[no-any-return]
+    return answer(("rms_norm dx", given[0].shape, len(given)), given, _gradient, given)  # type: ignore[no-any-return]
 
 
 def weight_gradient(*given: torch.Tensor) -> torch.Tensor:
@@ -307,7 +308,6 @@ def _with_residual(
 def _traced(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(x, weight, eps)[0]  # type: ignore[no-any-return]  # what this returns
-    no_gradients("rms_norm", x, weight, out)
     _opaque_into(x, weight, eps, out)
     return out
 
@@ -373,7 +373,7 @@ _opaque_residual = opaque(
     lambda x, residual, weight, eps: (
         x.new_empty(x.shape),
         x.new_empty(x.shape),
-        x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32),
+        x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32),
     ),
     save=_save_residual,
     backward=_opaque_residual_backward,
@@ -381,12 +381,12 @@ _opaque_residual = opaque(
 _opaque = opaque(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     forward,
-    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)),
+    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)),
     save=_save,
     backward=_opaque_backward,
 )
 _opaque_into = opaque(
     "rms_norm_out(Tensor x, Tensor weight, float eps, Tensor(a!) out) -> ()",
     _into,
-    lambda x, weight, eps, out: None,
+    lambda x, weight, eps, out: no_gradients("rms_norm", x, weight, out),
 )

@@ -115,7 +115,6 @@ class _SwiGLU(torch.autograd.Function):
 def _traced(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(gate, up)  # type: ignore[no-any-return]  # what this returns
-    no_gradients("swiglu", gate, up, out)
     _opaque_into(gate, up, out)
     return out
 
@@ -143,5 +142,5 @@ _opaque = opaque(
 _opaque_into = opaque(
     "swiglu_out(Tensor gate, Tensor up, Tensor(a!) out) -> ()",
     _into,
-    lambda gate, up, out: None,
+    lambda gate, up, out: no_gradients("swiglu", gate, up, out),
 )
