@@ -42,7 +42,9 @@ class PinnedLaunch:
     def pin(self, args: Sequence[Any], numbers: tuple[Any, ...]) -> Callable[[Addresses], bool]:
         """A launch of tensors laid out like those of ``args`` at other addresses."""
         likes = args[: len(args) - len(numbers)]
-        layouts = [None if like is None else (like.dtype, like.shape, like.stride(), extent(like).span) for like in likes]
+        layouts = [
+            None if like is None else (like.dtype, like.shape, like.stride(), extent(like).span) for like in likes
+        ]
 
         def fire(addresses: Addresses) -> bool:
             if self._platform.refuses:

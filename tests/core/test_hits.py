@@ -198,7 +198,7 @@ def test_an_output_may_lie_on_an_input_of_its_own_strides_only() -> None:
 
 # --- what cannot be repeated --------------------------------------------------------------------------------------
 
-Pair = namedtuple("Pair", ["first", "second"])  # noqa: PYI024  # what is tested is its class
+Pair = namedtuple("Pair", ["first", "second"])  # what is tested is its class
 
 
 @pytest.mark.parametrize(
