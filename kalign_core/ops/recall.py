@@ -64,7 +64,10 @@ def answer(
 
 def exact(number: float) -> float | str:
     """``number`` as a part of a key: 0.0 and -0.0, which compare as equal, are told apart."""
-    return number or repr(number)
+    try:
+        return number or repr(number)
+    except (RuntimeError, ValueError):  # a tensor or an array is no number; the operator's checks say so
+        return number
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

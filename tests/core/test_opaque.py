@@ -157,7 +157,7 @@ def test_a_second_derivative_under_compile_is_an_error(backend: str, says: str) 
 def test_wrong_arguments_under_compile(backend: str) -> None:
     """What an operator cannot take is its own error when the graph runs."""
     compiled = torch.compile(ops.swiglu, fullgraph=True, backend=backend)
-    with pytest.raises(BadArgument, match="swiglu: up is .* torch.float16, gate is .* torch.float32"):
+    with pytest.raises(BadArgument, match=r"swiglu: up is .* torch\.float16, gate is .* torch\.float32"):
         compiled(normals(2, 8), normals(2, 8).half())
 
 

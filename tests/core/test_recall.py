@@ -180,7 +180,7 @@ ignoring_torch = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarni
 def test_functional_transforms_are_refused(scaled: Scaled, transform: Callable[..., Any]) -> None:
     """Inside ``torch.func`` a call says that it cannot be transformed, also where calls like it are known."""
     scaled(X)
-    with pytest.raises(BadArgument, match="scaled: tensor 1 is inside torch.func"):
+    with pytest.raises(BadArgument, match=r"scaled: tensor 1 is inside torch\.func"):
         transform(scaled)
 
 
@@ -250,7 +250,7 @@ def test_a_launch_that_fails_later_is_not_tried_again() -> None:
     with made.active():
         scaled = Scaled()
         scaled(X)
-        (hit,) = [hit for hit in made.calls.values()]
+        (hit,) = made.calls.values()
         fails["now"] = True
         assert hit((X,)) is None
         fails["now"] = False

@@ -1,4 +1,4 @@
-"""What is remembered of calls and what never is: bounds, lifetimes, threads and processes, paths that cannot be noted."""
+"""What is remembered of calls and what never is: paths that cannot be noted, bounds, lifetimes, processes."""
 
 from __future__ import annotations
 
@@ -190,7 +190,8 @@ from kalign_core.session import Session
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    session._current = made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
+    made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
+    session._current = made
     scaled, x = Scaled(), normals(3, 40)
     scaled(x)
     held = threading.Event()
