@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
 Check = Callable[..., bool]
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]  # not in torch's stubs
 
 
 def same_kind(tensors: Sequence[torch.Tensor]) -> Check:
@@ -178,10 +179,9 @@ def unreadable(tensor: torch.Tensor) -> tuple[str, str] | None:
     Such a tensor is one inside a functional transform or a trace, without strided memory, or changed lazily.
     """
     c: Any = torch._C
-    unpack_dual: Any = forward_ad.unpack_dual  # untyped
     if c._functorch.is_functorch_wrapped_tensor(tensor):
         return "inside torch.func", "torch.autograd.grad for gradients; leading dimensions in place of torch.func.vmap"
-    if c._get_dispatch_mode(c._TorchDispatchModeKey.PROXY) is not None or c._get_tracing_state() is not None:
+    if c._get_dispatch_mode(_PROXY) is not None or c._get_tracing_state() is not None:
         return "being traced", "torch.compile or torch.export, for which operators are opaque"
     if getattr(tensor, "fake_mode", None) is not None:
         return "a fake tensor", "the operator on real tensors; torch.compile does so by itself"
@@ -189,7 +189,7 @@ def unreadable(tensor: torch.Tensor) -> tuple[str, str] | None:
         return f"of layout {tensor.layout}", "it on tensor.to_dense()"
     if tensor.is_neg() or tensor.is_conj():
         return "a negative or conjugate view", "it on tensor.resolve_neg().resolve_conj()"
-    if forward_mode() and unpack_dual(tensor).tangent is not None:
+    if forward_mode() and forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]  # torch's
         return "a dual tensor of forward-mode differentiation", "torch.autograd.grad, in reverse mode"
     return _without_memory(tensor)
 

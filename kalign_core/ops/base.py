@@ -94,7 +94,8 @@ class Operator(ABC):
 def tensors_only(owner: str, **given: Any) -> None:
     """Raise ``BadArgument`` for what is no tensor or none a kernel can read; ``bias`` and ``out`` may be None."""
     optional = ("bias", "out")
-    check_readable(owner, **given)
+    for name, value in given.items():
+        check_readable(owner, name, value)
     one_device(owner, {name: value for name, value in given.items() if value is not None or name not in optional})
 
 

@@ -266,12 +266,18 @@ class Extent(NamedTuple):
 
 def extent(tensor: torch.Tensor) -> Extent:
     """How ``tensor`` lies in memory."""
-    item, shape, stride = tensor.element_size(), tensor.shape, tensor.stride()
-    if not tensor.numel():
-        return Extent(0, 0, 0)
-    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    in_rows = len(shape) == 2 and stride[1] == 1
-    return Extent((last + 1) * item, shape[1] * item if in_rows else 0, stride[0] * item if in_rows else 0)
+    taken, item, shape, stride = span(tensor), tensor.element_size(), tensor.shape, tensor.stride()
+    if taken and len(shape) == 2 and stride[1] == 1:
+        return Extent(taken, shape[1] * item, stride[0] * item)
+    return Extent(taken, 0, 0)
+
+
+def span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of ``tensor`` to behind the last."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.numel() * tensor.element_size()
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def overlap(distance: int, a: Extent, b: Extent) -> bool:
@@ -289,8 +295,8 @@ def overlap(distance: int, a: Extent, b: Extent) -> bool:
 def within_each_other(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one of ``tensors`` starts inside another, so that an address does not say which of them is meant."""
     behind = -1
-    for start, span in sorted((tensor.data_ptr(), extent(tensor).span) for tensor in tensors):
+    for start, taken in sorted([(tensor.data_ptr(), span(tensor)) for tensor in tensors]):
         if start < behind:
             return True
-        behind = max(behind, start + max(span, 1))
+        behind = max(behind, start + max(taken, 1))
     return False

@@ -24,7 +24,7 @@ from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, DeclarationError
 from kalign_core.hal import torch_compat
 from kalign_core.launch import MEMO_LIMIT
-from kalign_core.ops.hits import Hit, Noted, Trace, extent, hit_of, knows, within_each_other
+from kalign_core.ops.hits import Hit, Noted, Trace, hit_of, knows, span, within_each_other
 
 MOST_VARIANTS = 8
 
@@ -110,7 +110,8 @@ def _plain(
     known = getattr(calls.get(kind), "variants", ())
     if any(knows(variant, given) for variant in known) and not torch_compat.forward_mode():
         return plain(*args)  # recalled as soon as nobody listens and the tensors' device is current
-    check_readable(str(key[0]), **{f"tensor {i + 1}": tensor for i, tensor in enumerate(given)})
+    for i, tensor in enumerate(given):
+        check_readable(key[0], i, tensor)
     with _noted() as trace:
         result = plain(*args)
     if not trace.whole or not trace.launched:
@@ -126,17 +127,19 @@ def _plain(
     return result
 
 
-def check_readable(owner: str, **given: Any) -> None:
-    """Raise ``BadArgument`` for a tensor whose bytes a kernel cannot read; what is no tensor is left to others."""
-    for name, tensor in given.items():
-        found = torch_compat.unreadable(tensor) if isinstance(tensor, torch.Tensor) else None
-        if found is not None:
-            what, instead = found
-            raise BadArgument(
-                f"{owner}: {name} is {what}",
-                why="a kernel reads and writes bytes at an address, past everything that torch keeps beside them",
-                fix=f"call {instead}",
-            )
+def check_readable(owner: str, name: str | int, tensor: Any) -> None:
+    """Raise ``BadArgument`` for a tensor whose bytes a kernel cannot read; what is no tensor is left to others.
+
+    ``name`` is the argument's name, or its place among the tensors of the call.
+    """
+    found = torch_compat.unreadable(tensor) if isinstance(tensor, torch.Tensor) else None
+    if found is not None:
+        what, instead = found
+        raise BadArgument(
+            f"{owner}: {name if isinstance(name, str) else f'tensor {name + 1}'} is {what}",
+            why="a kernel reads and writes bytes at an address, past everything that torch keeps beside them",
+            fix=f"call {instead}",
+        )
 
 
 @contextlib.contextmanager
@@ -164,7 +167,7 @@ def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of memory of its own with the shape, strides, dtype and alignment of ``tensor``."""
     item = tensor.element_size()
     offset = (tensor.data_ptr() & 15) // item
-    room = torch.empty(extent(tensor).span // item + offset, dtype=tensor.dtype, device=tensor.device)
+    room = torch.empty(span(tensor) // item + offset, dtype=tensor.dtype, device=tensor.device)
     return room.as_strided(tensor.shape, tensor.stride(), offset)
 
 
