@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
 Check = Callable[..., bool]
-_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY  # type: ignore[attr-defined]  # not in torch's stubs
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 
 
 def same_kind(tensors: Sequence[torch.Tensor]) -> Check:

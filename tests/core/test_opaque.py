@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import kalign_core as kalign
 from kalign_core.errors import BadArgument, NoSecondDerivative
 from kalign_core.ops.opaque import opaque
-from tests.core.scripted import bits, launched, leaf, normals, ops, scripted
+from tests.core.scripted import bits, leaf, normals, ops, scripted
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),  # the compiler's own, about the tensors it looks at
@@ -84,16 +84,18 @@ def test_one_graph_serves_every_number_of_rows(backend: str, monkeypatch: pytest
 
 @backends
 def test_mode_and_phase_are_those_of_the_run(backend: str) -> None:
-    """A graph compiled in one phase asks for the launch of the phase it runs in."""
+    """Each node asks for the launch of the phase it runs in, whatever the graph was compiled in."""
     made = scripted()
     compiled = torch.compile(ops.swiglu, fullgraph=True, backend=backend)
-    x = normals(2, 8)
+    x = leaf(2, 8)
     with made.active():
         for phase in ("train", "decode"):
             with kalign.using(mode="off", phase=phase):
-                compiled(x, x)
-    assert {key[0].phase for key in made.site(ops.swiglu.kernels[0]).memo} == {"train", "decode"}
-    assert len(launched(made)) == 2
+                result = compiled(x, x)
+        with kalign.using(mode="off", phase="prefill"):
+            result.sum().backward()
+    phases = [{key[0].phase for key in made.site(kernel).memo} for kernel in ops.swiglu.kernels]
+    assert phases == [{"train", "decode"}, {"prefill"}]
 
 
 @backends
@@ -161,6 +163,27 @@ def test_wrong_arguments_under_compile(backend: str) -> None:
         compiled(normals(2, 8), normals(2, 8).half())
 
 
+def test_an_overlapping_out_under_compile() -> None:
+    """Shared memory is refused where torch calls operators as they are, and kept apart where it takes writes apart."""
+
+    def call(rows: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ops.swiglu(rows[:2], y, out=rows[1:])
+
+    rows, y = normals(3, 8), normals(2, 8, seed=1)
+    expected = bits(ops.swiglu(rows[:2], y))
+    with pytest.raises(BadArgument, match="out shares memory with gate"):
+        torch.compile(call, fullgraph=True, backend="eager")(rows.clone(), y)
+    torch.compiler.reset()
+    assert bits(torch.compile(call, fullgraph=True, backend="aot_eager")(rows, y)) == expected
+
+
+def test_vmap_under_compile() -> None:
+    """Inside a compiled function torch maps an operator over samples by itself."""
+    x, y = normals(3, 2, 8), normals(3, 2, 8, seed=1)
+    compiled = torch.compile(torch.func.vmap(lambda a, b: ops.swiglu(a, b)), backend="eager")
+    assert bits(compiled(x, y)) == bits(ops.swiglu(x, y))
+
+
 @backends
 def test_an_operator_that_is_not_opaque_breaks_the_graph(backend: str) -> None:
     """An operator of one's own that only launches runs between two graphs, with its bits."""
@@ -203,6 +226,18 @@ def test_an_exported_module_has_the_same_bits(strict: bool, module: type[torch.n
     assert "kalign.swiglu" in str(exported.graph)
     for count in (4, 3):
         assert bits(exported.module()(x[:count], y[:count])) == bits(made(x[:count], y[:count]))
+
+
+def test_an_operator_that_is_not_opaque_cannot_be_exported() -> None:
+    """A launch that no node stands for is an error, not a graph without it."""
+    from tests.core.scripted import Scale
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Scale()(x)
+
+    with pytest.raises(RuntimeError, match="opaque custom op"):
+        torch.export.export(Plain(), (normals(2, 8),), strict=False)
 
 
 # --- what torch checks of a registered operator -------------------------------------------------------------------
