@@ -175,6 +175,18 @@ def test_other_tensors_are_not_taken(outs: int, pinnable: bool) -> None:
     assert (launch.called, launch.fired) == ([], [])
 
 
+@pytest.mark.parametrize("outs", [0, 1])
+def test_code_for_unaligned_tensors_is_for_those(outs: int) -> None:
+    """What was remembered of a tensor at an odd address does not answer for one at an even address, nor the reverse."""
+    x, out, launch = torch.zeros(121)[1:].view(3, 40), rows(), Recorded()
+    given = (x, out) if outs else (x,)
+    trace = Trace(made=[] if outs else [out], launched=[noted(launch, x, out)])
+    hit = hit_of(trace, given, out, like=given, outs=outs)
+    assert hit is not None
+    assert hit((rows(), *given[1:])) is None
+    assert hit(given) is not None
+
+
 def test_a_buffer_that_was_taken_once_is_still_compared() -> None:
     """Addresses that passed before say nothing of others: an output moved onto the input's rows is seen."""
     launch = Recorded()
