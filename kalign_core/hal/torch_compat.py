@@ -31,10 +31,12 @@ def same_kind(tensors: Sequence[torch.Tensor]) -> Check:
     """
     if not _guards_work():
         return _described(tensors)
-    alike = [next(i for i, first in enumerate(tensors) if first is tensor) for tensor in tensors]
+    identities = [*map(id, tensors)]
+    if len(set(identities)) == len(tensors):
+        return _guards(tensors)
+    alike = [*map(identities.index, identities)]
     unique = sorted(set(alike))
-    check = _guards([tensors[i] for i in unique])
-    return check if len(unique) == len(tensors) else _repeated(check, alike, unique)
+    return _repeated(_guards([tensors[i] for i in unique]), alike, unique)
 
 
 def _repeated(check: Check, alike: Sequence[int], unique: Sequence[int]) -> Check:

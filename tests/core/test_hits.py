@@ -12,6 +12,7 @@ import torch
 
 from kalign_core.errors import CandidateFailed
 from kalign_core.hal import torch_compat
+from kalign_core.kernels.swiglu import swiglu_kernel
 from kalign_core.ops.hits import Hit, Noted, Trace, extent, hit_of, knows, overlap, within_each_other
 from tests.core.scripted import normals, scale_kernel
 
@@ -206,6 +207,17 @@ def test_an_output_may_lie_on_an_input_of_its_own_strides_only() -> None:
     hit = hit_of(trace, given, out, like=given, outs=1, in_place=(0,))
     assert hit is not None
     assert hit((out.t(), out)) is None
+
+
+def test_an_output_may_lie_on_the_inputs_it_may_lie_on() -> None:
+    """In place is allowed input by input, however alike they are."""
+    x, y, out = rows(), rows(), rows()
+    given = (x, y, out)
+    trace = Trace(launched=[Noted(Recorded(), swiglu_kernel, (*given, 3, 40, 40, 40, 40))])
+    hit = hit_of(trace, given, out, like=given, outs=1, in_place=(1,))
+    assert hit is not None
+    assert hit((x, y, y)) is not None
+    assert hit((x, y, x)) is None
 
 
 # --- what cannot be repeated --------------------------------------------------------------------------------------
