@@ -15,8 +15,8 @@ import torch
 from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.hal import torch_compat
-from kalign_core.ops.hits import span
-from kalign_core.ops.recall import allocate
+from kalign_core.ops.hits import extent, overlap
+from kalign_core.ops.recall import allocate, check_readable
 from kalign_core.problems import one_device
 from kalign_core.records import DTYPES
 
@@ -92,8 +92,10 @@ class Operator(ABC):
 
 
 def tensors_only(owner: str, **given: Any) -> None:
-    """Raise ``BadArgument`` for what is no tensor; ``bias`` and ``out`` may be None."""
+    """Raise ``BadArgument`` for what is no tensor or none a kernel can read; ``bias`` and ``out`` may be None."""
     optional = ("bias", "out")
+    for name, value in given.items():
+        check_readable(owner, name, value)
     one_device(owner, {name: value for name, value in given.items() if value is not None or name not in optional})
 
 
@@ -105,7 +107,7 @@ def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.
     no_gradients(owner, out, *inputs.values())
     for name, tensor in inputs.items():
         same = (out.data_ptr(), out.stride()) == (tensor.data_ptr(), tensor.stride())
-        if _overlap(out, tensor) and not (in_place and same):
+        if overlap(tensor.data_ptr() - out.data_ptr(), extent(out), extent(tensor)) and not (in_place and same):
             raise BadArgument(
                 f"{owner}: out shares memory with {name}",
                 why="an element could be written before it is read",
@@ -123,20 +125,6 @@ def no_gradients(owner: str, *tensors: torch.Tensor) -> None:
             why="autograd cannot go back through a result that is written over",
             fix="leave out= away, or call it under torch.no_grad()",
         )
-
-
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether ``a`` and ``b`` may share an element; slices of one row-major buffer beside each other do not."""
-    if not a.numel() or not b.numel() or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
-        return False
-    a_start, b_start = a.data_ptr(), b.data_ptr()
-    if a_start + span(a) <= b_start or b_start + span(b) <= a_start:
-        return False
-    if a.dim() == b.dim() == 2 and a.stride() == b.stride() and a.stride(1) == 1:
-        item, pitch = a.element_size(), a.stride(0) * a.element_size()
-        apart = (b_start - a_start) % pitch if pitch else 0
-        return not a.shape[1] * item <= apart <= pitch - b.shape[1] * item
-    return True
 
 
 def rows_of(owner: str, name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ class Noted(NamedTuple):
 class Trace:
     """What a plain path allocated and launched.
 
-    ``whole`` is false where something in it does not stand for other calls; ``dry`` where nothing was launched.
+    ``whole`` is false where something in it does not stand for other calls; ``dry`` says that nothing is launched.
     """
 
     dry: bool = False
@@ -81,17 +81,24 @@ def hit_of(
     check, admit = torch_compat.same_kind(like), _admission(like, outs, in_place)
     make = [torch_compat.allocator(tensor) for tensor in trace.made]
     pick, fire = operator.itemgetter(*places), stages[0].pinned
+    in_order = len(stages) == 1 and stages[0].slots == tuple(range(len(tensors)))
+    grads = any(tensor.requires_grad for tensor in like)
     hit: Any
-    if len(stages) > 1 or fire is None or stages[0].slots != tuple(range(len(tensors))):
-        hit = _general(check, admit, make, stages, _finish(like, outs, pick))
-    elif outs == len(places) == 1 and not make and not any(tensor.requires_grad for tensor in like):
+    if fire is not None and in_order and outs == len(places) == 1 and not make and not grads:
         hit = _into_one(check, admit, fire, like[-1].is_inference())
-    elif outs:
-        hit = _general(check, admit, make, stages, _finish(like, outs, pick))
-    else:
+    elif fire is not None and in_order and not outs:
         hit = _afresh(check, admit, make, fire, pick)
-    hit.knows = lambda given: check(*given) and admit([*map(_address, given)])
+    else:
+        here = torch_compat.is_current(like[0].device)
+        hit = _general(check, admit, make, stages, _finish(like, outs, pick), here)
+    hit.kin = (check, admit)
     return hit  # type: ignore[no-any-return]  # a function with an attribute
+
+
+def knows(hit: Hit, given: tuple[torch.Tensor, ...]) -> bool:
+    """Whether ``hit`` would answer a call on ``given``, were nobody listening and their device current."""
+    check, admit = hit.kin  # type: ignore[attr-defined]  # functions take attributes
+    return bool(check(*given) and admit([*map(_address, given)]))
 
 
 def _into_one(check: torch_compat.Check, admit: Admission, fire: Pinned, inference: bool) -> Hit:
@@ -143,12 +150,14 @@ def _general(
     make: Sequence[Callable[[], torch.Tensor]],
     stages: Sequence[Stage],
     finish: Callable[[tuple[torch.Tensor, ...]], Any],
+    here: Callable[[], bool],
 ) -> Hit:
     """Launches one after the other, each of them pinned or not."""
-    steps = [_step(stage) for stage in stages]
+    steps, usable = [_step(stage) for stage in stages], True
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
-        if not check(*given) or not admit([*map(_address, given)]):
+        nonlocal usable
+        if not usable or not check(*given) or not admit([*map(_address, given)]) or not here():
             return None
         tensors = (*given, *[new() for new in make])
         slots = (*tensors, None)
@@ -156,7 +165,8 @@ def _general(
             for step in steps:
                 step(slots)
         except CandidateFailed:
-            return None  # the plain path launches the reference instead
+            usable = False  # the plain path launches the reference instead, now and from now on
+            return None
         return finish(tensors)
 
     return hit
@@ -189,11 +199,12 @@ def _stage(noted: Noted, addresses: dict[int, int]) -> Stage | None:
 
 def _places(result: Any, tensors: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
     """Where each part of a result stands among ``tensors``; None where one is not there."""
-    parts = result if isinstance(result, tuple) else (result,)
-    places = [next((i for i, tensor in enumerate(tensors) if tensor is part), None) for part in parts]
-    known = tuple(place for place in places if place is not None)
-    alone = isinstance(result, tuple) and len(parts) == 1  # would come back without its tuple
-    return known if len(known) == len(parts) and not alone else None
+    several = isinstance(result, tuple)
+    if several and (result.__class__ is not tuple or len(result) < 2):
+        return None  # would come back as another kind of tuple, or as none
+    by_identity = {id(tensor): place for place, tensor in enumerate(tensors)}
+    places = tuple(by_identity.get(id(part)) for part in (result if several else (result,)))
+    return None if None in places else places  # type: ignore[return-value]  # none of them is None
 
 
 def _finish(
@@ -216,10 +227,9 @@ def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]
     aligned = [tensor.data_ptr() & 15 == 0 for tensor in given]
     if not outs:
         return _all_aligned if all(aligned) else lambda at: [address & 15 == 0 for address in at] == aligned
-    first, strides = len(given) - outs, [tensor.stride() for tensor in given]
-    # How far behind an output another tensor may not start: from -bytes of that one to the bytes of the output.
+    first, extents = len(given) - outs, [extent(tensor) for tensor in given]
     pairs = [
-        (out, i, -span(given[i]), span(given[out]), i in in_place and strides[i] == strides[out])
+        (out, i, extents[out], extents[i], i in in_place and given[i].stride() == given[out].stride())
         for out in range(first, len(given))
         for i in range(out)
     ]
@@ -229,8 +239,8 @@ def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]
         if [address & 15 == 0 for address in at] != aligned or (gradients and grad_enabled()):
             return False
         return not any(
-            low < (distance := at[i] - at[out]) < high and (distance != 0 or not may_coincide)
-            for out, i, low, high, may_coincide in pairs
+            overlap(at[i] - at[out], written, other) and not (may_coincide and at[i] == at[out])
+            for out, i, written, other, may_coincide in pairs
         )
 
     return admit
@@ -243,7 +253,50 @@ def _all_aligned(at: Addresses) -> bool:
     return True
 
 
+class Extent(NamedTuple):
+    """Bytes of memory that a tensor takes: from its first to behind its last, of one row, from row to row.
+
+    ``pitch`` is 0 where it is not made of dense rows at equal distances.
+    """
+
+    span: int
+    row: int
+    pitch: int
+
+
+def extent(tensor: torch.Tensor) -> Extent:
+    """How ``tensor`` lies in memory."""
+    taken, item, shape, stride = span(tensor), tensor.element_size(), tensor.shape, tensor.stride()
+    if taken and len(shape) == 2 and stride[1] == 1:
+        return Extent(taken, shape[1] * item, stride[0] * item)
+    return Extent(taken, 0, 0)
+
+
 def span(tensor: torch.Tensor) -> int:
     """Bytes from the first element of ``tensor`` to behind the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.numel() * tensor.element_size()
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
+
+
+def overlap(distance: int, a: Extent, b: Extent) -> bool:
+    """Whether tensors that lie so, ``b`` starting ``distance`` bytes behind ``a``, may share a byte.
+
+    Column slices of one row-major buffer beside each other do not.
+    """
+    if not -b.span < distance < a.span or not a.span or not b.span:
+        return False
+    if a.pitch != b.pitch or not a.pitch:
+        return True
+    return not a.row <= distance % a.pitch <= a.pitch - b.row
+
+
+def within_each_other(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether one of ``tensors`` starts inside another, so that an address does not say which of them is meant."""
+    behind = -1
+    for start, taken in sorted([(tensor.data_ptr(), span(tensor)) for tensor in tensors]):
+        if start < behind:
+            return True
+        behind = max(behind, start + max(taken, 1))
+    return False

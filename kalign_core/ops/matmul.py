@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument
@@ -55,13 +56,13 @@ class Matmul(Operator):
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(a, b, bias, out)
         try:
             if out is None and torch.is_grad_enabled() and _requires_gradient(a, b, bias):
                 return _Matmul.apply(a, b, bias)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(a, b, bias, out)
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("matmul", a=a, b=b, bias=bias, out=out)
             raise
 
@@ -173,7 +174,6 @@ def _bias_gradient(d_out: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _traced(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(a, b, bias)  # type: ignore[no-any-return]  # what this returns
-    no_gradients("matmul", out, *_given(a, b, bias).values())
     _opaque_into(a, b, bias, out)
     return out
 
@@ -209,12 +209,12 @@ _opaque_gradient_b = opaque(
 _opaque = opaque(
     "matmul(Tensor a, Tensor b, Tensor? bias) -> Tensor",
     forward,
-    lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[1])),
+    lambda a, b, bias: a.new_empty((*a.shape[:-1], b.shape[-1])),
     save=_save,
     backward=_opaque_backward,
 )
 _opaque_into = opaque(
     "matmul_out(Tensor a, Tensor b, Tensor? bias, Tensor(a!) out) -> ()",
     _into,
-    lambda a, b, bias, out: None,
+    lambda a, b, bias, out: no_gradients("matmul", out, *_given(a, b, bias).values()),
 )

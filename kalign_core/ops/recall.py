@@ -12,17 +12,19 @@ A plain path that is noted may check, take views, ``allocate`` and ``launch``, a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from kalign_core import context, session
 from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, DeclarationError
+from kalign_core.hal import torch_compat
 from kalign_core.launch import MEMO_LIMIT
-from kalign_core.ops.hits import Hit, Noted, Trace, hit_of, span
+from kalign_core.ops.hits import Hit, Noted, Trace, hit_of, knows, span, within_each_other
 
 MOST_VARIANTS = 8
 
@@ -41,17 +43,31 @@ def answer(
 
     ``given`` are the tensors among ``args`` in order, the last ``outs`` of them written; those may lie exactly on the
     inputs with the indices ``in_place``, and on no other memory of an input. ``key`` says which operator in which form
-    and holds every other argument; raises ``DeclarationError`` where one is missing.
+    (which tensors there are, which are written) and holds every other argument, numbers as ``exact`` gives them where
+    they may be zero. Raises ``DeclarationError`` where an argument is missing, ``BadArgument`` for tensors whose bytes
+    a kernel cannot read.
     """
     try:
-        hit = session.current().calls.get((context.current(), key))
+        # Not by session.current(), which would cost as much as the look-up.
+        hit = (session._current or session.current()).calls.get((context.current(), key))
     except TypeError:  # an argument that cannot be hashed is none an operator takes; its checks say so
         return plain(*args)
-    if hit is not None:
+    if hit is not None and not torch_compat.forward_mode():
         result = hit(given)
         if result is not None:
+            trace = _trace.get()
+            if trace is not None:
+                trace.whole = False  # what is recalled within a noted call would be missing there
             return result
     return _plain(key, given, plain, args, outs, in_place)
+
+
+def exact(number: float) -> float | str:
+    """``number`` as a part of a key: 0.0 and -0.0, which compare as equal, are told apart."""
+    try:
+        return number or repr(number)
+    except (RuntimeError, ValueError):  # a tensor or an array is no number; the operator's checks say so
+        return number
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -65,7 +81,7 @@ def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> 
 
 def launch(kernel: Kernel, *args: Any) -> None:
     """Launch ``kernel`` on its run-time arguments, in parameter order, through its site in the current session."""
-    if torch.compiler.is_compiling():  # an operator that is not opaque: its launch breaks the graph
+    if is_dynamo_compiling():  # an operator that is not opaque: its launch breaks the graph
         torch.compiler.disable(launch)(kernel, *args)  # type: ignore[no-untyped-call]  # torch's decorator
         return
     site, trace = session.current().site(kernel), _trace.get()
@@ -92,23 +108,38 @@ def _plain(
 ) -> Any:
     calls, kind = session.current().calls, (context.current(), key)
     known = getattr(calls.get(kind), "variants", ())
-    if any(variant.knows(given) for variant in known):
+    if any(knows(variant, given) for variant in known) and not torch_compat.forward_mode():
         return plain(*args)  # recalled as soon as nobody listens and the tensors' device is current
-    for tensor in given:
-        if tensor.is_neg() or tensor.is_conj():
-            raise BadArgument(f"{key[0]}: a negative or conjugate view", fix="tensor.resolve_neg().resolve_conj()")
+    for i, tensor in enumerate(given):
+        check_readable(key[0], i, tensor)
     with _noted() as trace:
         result = plain(*args)
+    if not trace.whole or not trace.launched:
+        return result
     _check_key(key, args)
-    noted = (trace, given, result)
-    if trace.launched and trace.whole and len({tensor.data_ptr() for tensor in given}) < len(given):
-        noted = _apart(plain, args)
-    hit = hit_of(*noted, like=given, outs=outs, in_place=in_place)
-    if hit is not None:
+    _check_writes(key, trace.made)
+    noted = _apart(plain, args) if within_each_other(given) else (trace, given, result)
+    hit = hit_of(*noted, like=given, outs=outs, in_place=in_place) if _tells_zeros(key, args) else None
+    if hit is not None and knows(hit, given):
         if len(calls) >= MEMO_LIMIT:
             calls.clear()
         calls[kind] = _any_of((hit, *known)[:MOST_VARIANTS])
     return result
+
+
+def check_readable(owner: str, name: str | int, tensor: Any) -> None:
+    """Raise ``BadArgument`` for a tensor whose bytes a kernel cannot read; what is no tensor is left to others.
+
+    ``name`` is the argument's name, or its place among the tensors of the call.
+    """
+    found = torch_compat.unreadable(tensor) if isinstance(tensor, torch.Tensor) else None
+    if found is not None:
+        what, instead = found
+        raise BadArgument(
+            f"{owner}: {name if isinstance(name, str) else f'tensor {name + 1}'} is {what}",
+            why="a kernel reads and writes bytes at an address, past everything that torch keeps beside them",
+            fix=f"call {instead}",
+        )
 
 
 @contextlib.contextmanager
@@ -144,9 +175,26 @@ def _check_key(key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
     for arg in args:
         if arg is None or isinstance(arg, torch.Tensor) or any(arg is part or arg == part for part in key):
             continue
+        if exact(arg) not in key:
+            raise DeclarationError(
+                f"the key {key[0]!r} of a call does not hold its argument {arg!r}",
+                why="calls that differ in it would share a launch",
+            )
+
+
+def _tells_zeros(key: tuple[Any, ...], args: Iterable[Any]) -> bool:
+    """Whether a call with ``key`` is told from those that have a zero of another sign among ``args``."""
+    numbers = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,)) if part.__class__ is float]
+    return all(number or repr(number) in key for number in numbers)
+
+
+def _check_writes(key: tuple[Any, ...], made: Sequence[torch.Tensor]) -> None:
+    """Raise ``DeclarationError`` where torch wrote a tensor of a noted call: calls like it would leave that out."""
+    if any(map(torch_compat.torch_writes, made)):
         raise DeclarationError(
-            f"the key {key[0]!r} of a call does not hold its argument {arg!r}",
-            why="calls that differ in it would share a launch",
+            f"the plain path of {key[0]!r} writes a new tensor by other means than a launch",
+            why="a call that is recalled repeats allocations and launches, and nothing besides",
+            fix="write it in a kernel, or before answer() is called",
         )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.declare import cdiv
@@ -31,7 +33,7 @@ from kalign_core.ops.base import (
     tensors_only,
 )
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import allocate, answer, exact, launch
 from kalign_core.problems import one_device
 
 MAX_ROW = 65536
@@ -71,13 +73,13 @@ class RMSNorm(Operator):
     ) -> Any:
         if residual is not None:
             return _with_residual(x, residual, weight, eps, out)
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(x, weight, eps, out)
         try:
             if out is None and (x.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
                 return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]  # torch's apply
             return forward(x, weight, eps, out)[0]
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("rms_norm", x=x, weight=weight, out=out)
             raise
 
@@ -104,9 +106,9 @@ def forward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The operator without gradients: the result and ``rstd: (rows)`` in float32."""
     if out is None:
-        key, given = ("rms_norm", x.shape, eps), (x, weight)
+        key, given = ("rms_norm", x.shape, exact(eps)), (x, weight)
         return answer(key, given, _forward, (x, weight, eps))  # type: ignore[no-any-return]  # as _forward
-    key, all_ = ("rms_norm(out=)", x.shape, eps), (x, weight, out)
+    key, all_ = ("rms_norm(out=)", x.shape, exact(eps)), (x, weight, out)
     return answer(key, all_, _forward, (x, weight, eps, out), 1, (0,))  # type: ignore[no-any-return]  # as _forward
 
 
@@ -114,7 +116,7 @@ def forward_with_residual(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``(y, h, rstd)`` without gradients: h: ``(... H)`` is ``x + residual`` rounded, rstd: ``(rows)`` float32."""
-    key, given = ("rms_norm residual", x.shape, eps), (x, residual, weight)
+    key, given = ("rms_norm residual", x.shape, exact(eps)), (x, residual, weight)
     return answer(key, given, _forward_with_residual, (*given, eps))  # type: ignore[no-any-return]  # as that
 
 
@@ -138,12 +140,12 @@ def backward(
 
 def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Both of ``backward``'s gradients, from one pass over x and d_out."""
-    return answer(("rms_norm gradients", given[0].shape), given, _gradients, given)  # type: ignore[no-any-return]
+    return answer(("rms_norm gradients", given[0].shape, len(given)), given, _gradients, given)  # type: ignore[no-any-return]
 
 
 def gradient(*given: torch.Tensor) -> torch.Tensor:
     """The gradient of x alone."""
-    return answer(("rms_norm dx", given[0].shape), given, _gradient, given)  # type: ignore[no-any-return]
+    return answer(("rms_norm dx", given[0].shape, len(given)), given, _gradient, given)  # type: ignore[no-any-return]
 
 
 def weight_gradient(*given: torch.Tensor) -> torch.Tensor:
@@ -295,7 +297,7 @@ def _with_residual(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     if out is not None:
         raise BadArgument("rms_norm: out= with a residual", why="there are two results", fix="leave out= away")
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling() or is_exporting():
         return _opaque_residual(x, residual, weight, eps)[:2]  # type: ignore[no-any-return]  # what this returns
     tensors_only("rms_norm", x=x, residual=residual, weight=weight)
     if (x.requires_grad | residual.requires_grad | weight.requires_grad) and torch.is_grad_enabled():
@@ -306,7 +308,6 @@ def _with_residual(
 def _traced(x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(x, weight, eps)[0]  # type: ignore[no-any-return]  # what this returns
-    no_gradients("rms_norm", x, weight, out)
     _opaque_into(x, weight, eps, out)
     return out
 
@@ -372,7 +373,7 @@ _opaque_residual = opaque(
     lambda x, residual, weight, eps: (
         x.new_empty(x.shape),
         x.new_empty(x.shape),
-        x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32),
+        x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32),
     ),
     save=_save_residual,
     backward=_opaque_residual_backward,
@@ -380,12 +381,12 @@ _opaque_residual = opaque(
 _opaque = opaque(
     "rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
     forward,
-    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32)),
+    lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(math.prod(x.shape[:-1]), dtype=torch.float32)),
     save=_save,
     backward=_opaque_backward,
 )
 _opaque_into = opaque(
     "rms_norm_out(Tensor x, Tensor weight, float eps, Tensor(a!) out) -> ()",
     _into,
-    lambda x, weight, eps, out: None,
+    lambda x, weight, eps, out: no_gradients("rms_norm", x, weight, out),
 )

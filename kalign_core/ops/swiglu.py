@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.kernels.swiglu import swiglu_backward_kernel, swiglu_kernel
@@ -41,13 +42,13 @@ class SwiGLU(Operator):
     small_shapes = ({"T": 4, "F": 1024},)
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(gate, up, out)
         try:
             if out is None and (gate.requires_grad | up.requires_grad) and torch.is_grad_enabled():
                 return _SwiGLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]  # torch's apply
             return forward(gate, up, out)
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("swiglu", gate=gate, up=up, out=out)
             raise
 
@@ -114,7 +115,6 @@ class _SwiGLU(torch.autograd.Function):
 def _traced(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
     if out is None:
         return _opaque(gate, up)  # type: ignore[no-any-return]  # what this returns
-    no_gradients("swiglu", gate, up, out)
     _opaque_into(gate, up, out)
     return out
 
@@ -142,5 +142,5 @@ _opaque = opaque(
 _opaque_into = opaque(
     "swiglu_out(Tensor gate, Tensor up, Tensor(a!) out) -> ()",
     _into,
-    lambda gate, up, out: None,
+    lambda gate, up, out: no_gradients("swiglu", gate, up, out),
 )

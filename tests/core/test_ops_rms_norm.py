@@ -350,6 +350,8 @@ X, W = normals(3, 24), normals(24)
         (X, W[:1].expand(24), {}, "weight is not contiguous"),
         (torch.empty(1, MAX_ROW + 1), torch.empty(MAX_ROW + 1), {}, "rows of 65537 elements"),
         (X, W, {"eps": "small"}, r"eps is 'small', not a number\n.*eps=1e-6"),
+        (X, W, {"eps": X}, "eps is tensor"),
+        (X, W, {"eps": X.numpy()}, "eps is array"),
         (X, W, {"out": torch.empty(3, 8)}, r"out is \(3, 8\)"),
         (X, W, {"out": torch.empty(3, 24, dtype=torch.float16)}, "out is .* torch.float16"),
         (X, [1.0], {}, "weight is list, not a tensor"),

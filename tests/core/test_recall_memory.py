@@ -1,0 +1,158 @@
+"""Recalled calls and memory: outputs on inputs, one memory under several names, what autograd learns of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from kalign_core.errors import BadArgument
+from kalign_core.hal import torch_compat
+from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.session import Session
+from tests.core.pinned import PinnedPlatform, Scaled
+from tests.core.scripted import CountingStore, bits, leaf, normals, ops, scale_kernel, scripted
+
+X = normals(3, 40)
+
+
+@pytest.fixture(params=["torch's check", "our own"], autouse=True)
+def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule holds with torch's check of tensors and with the one in its place."""
+    if request.param == "our own":
+        monkeypatch.setattr(torch_compat, "_guards_work", lambda: False)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session whose launches can be pinned."""
+    made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
+    with made.active():
+        yield made
+
+
+@pytest.fixture
+def scaled(session: Session) -> Scaled:
+    """An operator that counts how often its plain path runs."""
+    return Scaled()
+
+
+def fired(session: Session) -> int:
+    """How many launches were made by address so far."""
+    assert isinstance(session.platform, PinnedPlatform)
+    return session.platform.fired
+
+
+# --- tensors that are written -------------------------------------------------------------------------------------
+
+
+def slices(*starts: int) -> list[torch.Tensor]:
+    """Column slices of one buffer, 40 wide."""
+    buffer = normals(3, 200)
+    return [buffer[:, start : start + 40] for start in starts]
+
+
+def test_an_output_over_an_input_is_refused_though_calls_like_it_are_known(scaled: Scaled) -> None:
+    """Memory that is shared in part, in either direction, is seen by its addresses."""
+    room = normals(5, 40)
+    scaled(normals(3, 40), out=torch.empty(3, 40))
+    for x, out in ((room[:3], room[1:4]), (room[1:4], room[:3])):
+        with pytest.raises(BadArgument, match="out shares memory with x"):
+            scaled(x, out=out)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_an_output_may_be_the_input(session: Session, scaled: Scaled, order: tuple[int, ...]) -> None:
+    """A call in place is recalled as any other, whichever was the first."""
+    pairs = [(X, torch.empty(3, 40)), (y := normals(3, 40), y), (z := normals(3, 40), z.view(3, 40))]
+    for _ in range(2):
+        before = fired(session)
+        for i in order:
+            x, out = pairs[i]
+            expected = bits(x * 2)
+            assert bits(scaled(x, out=out)) == expected
+    assert fired(session) == before + 3
+
+
+def test_an_output_may_not_be_an_input_that_it_may_not_be(session: Session) -> None:
+    """The weight of a norm is no place for its result, though its bytes are those of a row."""
+    rows = normals(1, 40)
+    ops.rms_norm(normals(1, 40), normals(40), out=torch.empty(1, 40))
+    with pytest.raises(BadArgument, match="out shares memory with weight"):
+        ops.rms_norm(normals(1, 40), rows[0], out=rows)
+
+
+def test_slices_of_one_buffer_are_recalled(session: Session, scaled: Scaled) -> None:
+    """Columns beside each other share no byte: such a call is remembered like one on buffers of their own."""
+    for start in (40, 48, 160):
+        x, out = slices(0, start)
+        assert bits(scaled(x, out=out)) == bits(x * 2)
+    assert fired(session) == 2
+    x, out = slices(0, 39)
+    with pytest.raises(BadArgument, match="out shares memory"):
+        scaled(x, out=out)
+
+
+def test_gradients_and_out_exclude_each_other_on_a_known_call(scaled: Scaled) -> None:
+    """A call that was remembered without gradients is refused where they are wanted."""
+    x, out = leaf(3, 40), torch.empty(3, 40)
+    with torch.no_grad():
+        for _ in range(2):
+            scaled(x, out=out)
+    with pytest.raises(BadArgument, match="out= with tensors that require gradients"):
+        scaled(x, out=out)
+
+
+@pytest.mark.parametrize("call", [lambda out: Scaled()(X, out=out), lambda out: ops.rms_norm(X, X[0], out=out)])
+def test_autograd_learns_of_every_write(session: Session, call: Callable[[torch.Tensor], Any]) -> None:
+    """Each call, recalled or not, counts as a write of its output, by one launch or several."""
+    versions = []
+    out = torch.empty(3, 40)
+    for _ in range(3):
+        before = out._version
+        call(out)
+        versions.append(out._version > before)
+    assert versions == [True] * 3
+
+
+def test_an_output_made_in_inference_mode_is_written(scaled: Scaled) -> None:
+    """A tensor without a version counter is written all the same."""
+    with torch.inference_mode():
+        for seed in range(3):
+            x, out = normals(3, 40, seed=seed), torch.empty(3, 40)
+            assert bits(scaled(x, out=out)) == bits(x * 2)
+    assert scaled.ran == 1
+
+
+# --- one memory under several names -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_tensor_passed_twice(session: Session, first: bool) -> None:
+    """Whichever came first, calls with one tensor twice and with two tensors each read what they were given."""
+    x, y = normals(2, 8), normals(2, 8, seed=1)
+    expected = {2: bits(ops.swiglu(x, y)), 1: bits(ops.swiglu(x, x.clone()))}
+    session.calls.clear()
+    for _ in range(3):
+        for count in (1, 2) if first else (2, 1):
+            assert bits(ops.swiglu(x, (x, y)[count - 1])) == expected[count]
+            assert bits(ops.swiglu(x, (x.view(2, 8), y)[count - 1])) == expected[count]
+    assert fired(session) > 0
+
+
+def test_an_input_inside_another_says_nothing_of_the_next(session: Session) -> None:
+    """What a path reads behind the start of one tensor is not taken for another that happens to lie there."""
+
+    def plain(joined: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        half, made = joined[:, 40:], allocate(other.shape, other.dtype, other.device)
+        launch(scale_kernel, half, made, *half.shape, half.stride(0), made.stride(0), 2.0)
+        return made
+
+    def call(joined: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return answer(("halves", joined.shape), (joined, other), plain, (joined, other))  # type: ignore[no-any-return]
+
+    joined, apart = normals(3, 80), normals(3, 80, seed=1)
+    assert bits(call(joined, joined[:, 40:])) == bits(joined[:, 40:] * 2)
+    assert bits(call(joined, apart[:, 40:])) == bits(joined[:, 40:] * 2)
