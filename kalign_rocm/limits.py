@@ -26,7 +26,7 @@ LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "waves_per_eu"})
 FOREIGN_OPTIONS = ("num_ctas", "maxnreg")
 TILES = ("BLOCK", "ROWS", "BM", "BN", "BK")
 SMALLEST_DOT = 16
-# Beside its accumulators a matmul holds addresses, masks and operands.
+# Beside its accumulators or its row a program holds addresses, masks and operands.
 OPERAND_REGISTERS = 16
 WARP = 64
 MOST_WAVES_PER_SIMD = 8
@@ -157,7 +157,8 @@ def _registers(kernel: Kernel, problem: Problem, model: DeviceModel, config: Con
     if tile is not None:
         held, what, most = tile[0] * tile[1] // threads, "accumulators", most - OPERAND_REGISTERS
     elif kernel.family in ("rowwise", "pointwise"):
-        held, what, most = elements(kernel, problem, config) // threads, "elements", min(most, VECTOR_REGISTERS)
+        held, what = elements(kernel, problem, config) // threads, "elements"
+        most = min(most, VECTOR_REGISTERS) - OPERAND_REGISTERS
     else:
         return None
     return f"{held} {what} a work-item in {most} registers" if held > most else None

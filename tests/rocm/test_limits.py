@@ -121,6 +121,14 @@ def test_a_row_is_held_in_registers() -> None:
     assert found == {1: False, 2: False, 8: True, 16: True}
 
 
+def test_a_row_that_fills_the_registers() -> None:
+    """A row that takes every vector register of a wavefront is refused: compiled, it takes minutes and spills."""
+    kernel, problem = samples.rms_norm(16, 16384)
+    reference = kernel.reference_config(problem)
+    found = {w: limits.veto(kernel, problem, MI300X, reference.replace(num_warps=w)) for w in (1, 2)}
+    assert found == {1: "256 elements a work-item in 240 registers", 2: None}
+
+
 def test_work_items_along_an_axis() -> None:
     """HIP counts work-items, not programs: four thousand million of them are too many for one axis."""
     kernel, problem = samples.swiglu(2**21, 65536)
