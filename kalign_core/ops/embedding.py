@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument
@@ -34,7 +35,7 @@ class Embedding(Operator):
     small_shapes = ({"T": 8, "V": 8, "H": 256},)
 
     def __call__(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _opaque(ids, weight)  # type: ignore[no-any-return]  # what this returns
         try:
             if weight.requires_grad and torch.is_grad_enabled():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.group_advantage import group_advantage_kernel
@@ -38,7 +39,7 @@ class GroupAdvantage(Operator):
     def __call__(self, rewards: torch.Tensor, group_size: int, normalise: bool = True) -> torch.Tensor:
         try:
             check_constants("group_advantage", rewards=rewards)
-            if torch.compiler.is_dynamo_compiling():
+            if is_dynamo_compiling() or is_exporting():
                 return _opaque(rewards, group_size, normalise)  # type: ignore[no-any-return]  # what this returns
             return forward(rewards, group_size, normalise)
         except AttributeError:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.declare import cdiv
@@ -94,7 +95,7 @@ class GRPOLoss(Operator):
             raise BadArgument(f"grpo_loss: beta={beta} without ref_logp", fix="beta=0.0, or pass ref_logp")
         try:
             check_constants("grpo_loss", old_logp=old_logp, ref_logp=ref_logp, advantages=advantages)
-            if torch.compiler.is_dynamo_compiling():
+            if is_dynamo_compiling() or is_exporting():
                 return _opaque(*tokens, *numbers)[0]  # type: ignore[no-any-return]  # what this returns
             if logp.requires_grad and torch.is_grad_enabled():
                 return _GRPOLoss.apply(*tokens, numbers)  # type: ignore[no-untyped-call,no-any-return]  # torch's

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument, UnknownName
@@ -42,7 +43,7 @@ class Pack(Operator):
     small_shapes = ({"B": 2, "S": 4, "F": 256},)
 
     def __call__(self, padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str = "right") -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _opaque_pack(padded, cu_seqlens, total, side)  # type: ignore[no-any-return]  # what this returns
         _check_pack(padded, cu_seqlens, total, side)
         if padded.requires_grad and torch.is_grad_enabled():
@@ -83,7 +84,7 @@ class Unpack(Operator):
     def __call__(
         self, packed: torch.Tensor, cu_seqlens: torch.Tensor, length: int, side: str = "right"
     ) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _opaque_unpack(packed, cu_seqlens, length, side)  # type: ignore[no-any-return]  # what this returns
         _check("unpack", "packed", packed, cu_seqlens, length, side)
         if packed.dim() < 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.declare import Kernel
@@ -62,7 +63,7 @@ class RatioKLOperator(Operator):
     ) -> RatioKL:
         try:
             check_constants("ratio_kl", old_logp=old_logp, ref_logp=ref_logp)
-            if torch.compiler.is_dynamo_compiling():
+            if is_dynamo_compiling() or is_exporting():
                 return RatioKL(*_opaque(logp, old_logp, ref_logp, mask))
             if logp.requires_grad and torch.is_grad_enabled():
                 return RatioKL(*_RatioKL.apply(logp, old_logp, ref_logp, mask))  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument
@@ -43,7 +44,7 @@ class Rope(Operator):
     ) -> torch.Tensor:
         try:
             check_constants("rope", cos=cos, sin=sin)
-            if torch.compiler.is_dynamo_compiling():
+            if is_dynamo_compiling() or is_exporting():
                 return _opaque(x, cos, sin, interleaved)  # type: ignore[no-any-return]  # what this returns
             if x.requires_grad and torch.is_grad_enabled():
                 return _Rope.apply(x, cos, sin, interleaved)  # type: ignore[no-untyped-call,no-any-return]  # torch's

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.errors import BadArgument
@@ -52,7 +53,7 @@ class SelectedLogprob(Operator):
         lse: bool = False,
     ) -> Any:
         options = Options(temperature, ignore_index, entropy, lse)
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return options.wanted(_opaque(logits, ids, *options))
         try:
             if logits.requires_grad and torch.is_grad_enabled():
@@ -61,7 +62,7 @@ class SelectedLogprob(Operator):
                 results = forward(logits, ids, options)
             watch_range("selected_logprob", ids, logits.shape[-1], ignore_index)
             return options.wanted(results)
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only("selected_logprob", logits=logits, ids=ids)
             raise
 

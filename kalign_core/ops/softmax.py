@@ -7,6 +7,7 @@ import math
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.declare import Kernel, cdiv
@@ -82,13 +83,13 @@ class _AlongRows(Operator):
     small_shapes = ({"T": 3, "V": 40},)
 
     def __call__(self, x: torch.Tensor, temperature: float = 1.0, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling() or is_exporting():
             return _traced(self.ours, x, temperature, out)
         try:
             if out is None and x.requires_grad and torch.is_grad_enabled():
                 return _Softmax.apply(self.ours, x, temperature)  # type: ignore[no-untyped-call,no-any-return]
             return forward(self.ours, x, temperature, out)[0]
-        except AttributeError:
+        except (AttributeError, RuntimeError):
             tensors_only(self.name, x=x, out=out)
             raise
 

@@ -122,6 +122,19 @@ def test_slots_follow_the_launch_s_order() -> None:
     assert launch.fired == [[b.data_ptr(), a.data_ptr()]]
 
 
+@pytest.mark.parametrize("pinnable", [True, False])
+def test_what_has_no_version_counter_is_not_marked(monkeypatch: pytest.MonkeyPatch, pinnable: bool) -> None:
+    """An output made in inference mode is written without telling autograd, which knows nothing of it."""
+    marked: list[Any] = []
+    monkeypatch.setattr(torch_compat, "mark_written", marked.append)
+    launch = Recorded(pinnable)
+    with torch.inference_mode():
+        hit, given = remembered(launch, outs=1)
+        assert hit is not None
+        assert hit(given) is given[1]
+    assert marked == []
+
+
 # --- what sends a call back ---------------------------------------------------------------------------------------
 
 
