@@ -13,7 +13,7 @@ from kalign_core.hal import torch_compat
 from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.session import Session
 from tests.core.pinned import PinnedPlatform, Scaled
-from tests.core.scripted import CountingStore, bits, leaf, normals, ops, scale_kernel, scripted
+from tests.core.scripted import CountingStore, bits, launched, leaf, normals, ops, scale_kernel, scripted
 
 X = normals(3, 40)
 
@@ -140,6 +140,30 @@ def test_one_tensor_passed_twice(session: Session, first: bool) -> None:
             assert bits(ops.swiglu(x, (x, y)[count - 1])) == expected[count]
             assert bits(ops.swiglu(x, (x.view(2, 8), y)[count - 1])) == expected[count]
     assert fired(session) > 0
+
+
+def test_a_first_call_launches_once(session: Session) -> None:
+    """Telling tensors that share an address apart needs no second launch."""
+    x = normals(2, 8)
+    ops.swiglu(x, x)
+    Scaled()(x, out=x)
+    assert len(launched(session)) == 2
+
+
+def test_a_call_within_a_call_on_one_memory_launches_once(session: Session) -> None:
+    """A call that is not remembered is not gone through again to tell its tensors apart."""
+    inner = Scaled()
+
+    def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = allocate(x.shape, x.dtype, x.device)
+        launch(scale_kernel, x, made, *x.shape, x.stride(0), made.stride(0), 2.0)
+        return inner(y, 3.0)
+
+    x = normals(3, 40)
+    given = (x, x.view(3, 40))
+    for count in (2, 4):
+        answer(("outer", x.shape), given, plain, given)
+        assert len(launched(session)) == count
 
 
 def test_an_input_inside_another_says_nothing_of_the_next(session: Session) -> None:

@@ -81,6 +81,16 @@ def test_whatever_a_launch_may_depend_on_is_told_apart(same_kind: Any, name: str
         assert same_kind((stranger,))(stranger)
 
 
+def test_two_devices_of_one_kind_are_told_apart(same_kind: Any) -> None:
+    """The second card's tensors are not the first one's."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        first, second = (torch.empty(4, 8, device=f"cuda:{index}") for index in range(2))
+    check = same_kind((first,))
+    assert (check(first), check(second)) == (True, False)
+
+
 def test_requires_grad_counts_without_gradients_too(same_kind: Any) -> None:
     """Under ``no_grad`` a tensor that requires gradients is still another kind, in either direction."""
     needs = torch.zeros(4, 8, requires_grad=True)
@@ -121,6 +131,7 @@ def test_a_tensor_passed_twice_passes_twice(same_kind: Any) -> None:
     other = torch.ones(4, 8)
     assert check(other, other, torch.zeros(2, 8))
     assert not check(other, other, other)
+    assert not check(other, other.double(), torch.zeros(2, 8))
 
 
 # --- whether torch's check can be used ----------------------------------------------------------------------------
