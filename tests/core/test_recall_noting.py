@@ -123,6 +123,15 @@ def test_writing_besides_launches_is_an_error(session: Session) -> None:
         noted(plain, X)
 
 
+def test_a_call_that_would_not_be_recalled_itself_is_not_remembered(session: Session, scaled: Scaled) -> None:
+    """A path that takes memory which a recalled call may not share costs no entry for each call."""
+    x = normals(3, 40)
+    given = (x, x.view(3, 40))
+    for _ in range(2):
+        answer(("noted", 2.0), given, scaled.plain, (x, 2.0, given[1]), 1, ())
+    assert session.calls == {}
+
+
 def test_a_launch_that_does_not_stand_for_good_is_not_remembered(
     session: Session, scaled: Scaled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
