@@ -185,7 +185,7 @@ print(json.dumps({{"hits": hits, "look-up": sorted(set(events)), "grown": grown}
 
 @pytest.mark.parametrize("mode", ["read", "tune", "frozen"])
 def test_a_hit_calls_no_system_and_leaves_nothing(folder: Path, child: Any, mode: str) -> None:
-    """Hits and other sizes of their bucket reach nothing outside the process and leave no memory; a look-up reaches no file."""
+    """Hits and other sizes of their bucket reach nothing outside and leave no memory; a look-up reaches no file."""
     first = deciding(folder)
     run(first, "tune", [100])
     assert first.close()
