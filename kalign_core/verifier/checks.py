@@ -71,7 +71,7 @@ def probes(bench: Bench) -> Iterable[Case]:
     if bench.strict:
         count = min(max(cdiv(ROWS_PER_TREE * len(PROBES), rows), 2), most)
     else:
-        count = min(cdiv(18, rows), 3) if bench.interpreted else min(cdiv(3 * most, rows), most)
+        count = min(cdiv(18, rows), 3) if bench.interpreted else min(cdiv(6 * most, rows), most)
     for seed in range(count):
         yield replace(case, seed=seed)
 
@@ -138,7 +138,7 @@ def _edges(kernel: Kernel, dim: str, size: int) -> set[int]:
 
 
 def _places(bench: Bench, span: int) -> Iterator[Case]:
-    """The first ``span`` rows moved, and rows that keep their bytes while all others change.
+    """The first ``span`` rows moved, one in every place, and rows that keep their bytes while all others change.
 
     Neighbours of zero are padding on both sides.
     """
@@ -148,6 +148,7 @@ def _places(bench: Bench, span: int) -> Iterator[Case]:
     here = () if span == dict(bench.problem.dims)[rows] else ((rows, span),)
     plain, ends = Case("batch axis", dims=here), tuple(sorted({0, span // 2, span - 1}))
     yield replace(plain, shift=span - 1, step=-1)
+    yield replace(plain, shift=span // 2, step=0)
     for shift in SHIFTS if bench.strict else SHIFTS[:1]:
         if shift < span:
             yield replace(plain, shift=shift)

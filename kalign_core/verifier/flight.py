@@ -22,8 +22,7 @@ WAYS = ("", "graph", "stream")
 _MOST_COMPANY_BYTES = 1 << 24
 _COMPANY_SHARE = 8  # of the arguments' bytes, so that a small problem's company takes little memory
 _COMPANY_COPIES = 8
-# Adds down 32 columns, one after the other: a few hundred microseconds on one multiprocessor and in little memory.
-_BRAKE = (1 << 13, 32)
+_BRAKE = (1 << 9, 32)  # adding down columns waits for memory at every row, on one multiprocessor
 
 
 @contextlib.contextmanager

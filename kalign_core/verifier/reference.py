@@ -198,8 +198,8 @@ def describe(case: Case) -> str:
     """What is particular about ``case``, in words."""
     parts = [f"{dim}={size}" for dim, size in case.dims]
     if case.shift or case.step != 1:
-        moved = f"rows shifted by {case.shift}" if case.step == 1 else f"row i*{case.step}{case.shift:+d} in place i"
-        parts.append(moved)
+        other = f"row i*{case.step}{case.shift:+d} in place i" if case.step else f"row {case.shift} in every place"
+        parts.append(f"rows shifted by {case.shift}" if case.step == 1 else other)
     if case.neighbours:
         parts.append(f"{case.neighbours} neighbours")
     if case.variant:

@@ -109,8 +109,7 @@ SOFTMAX = (
         "halves_its_tile", "another tile in an online softmax", log_sum_exp_kernel, SIZES, DTYPES, "order probes",
         log_sum_exp_kernel, OTHER_TILE,
     ),
-    # One row in eight shows it, and the quick suite sends few rows of a kind through an interpreter.
-    _softmax(takes_the_maximum_first, "another order of a sum", "order probes", quick=False),
+    _softmax(takes_the_maximum_first, "another order of a sum", "order probes"),
     _softmax(starts_from_a_finite_maximum, "a special value mishandled", "input families"),
     _softmax(goes_backwards, "another order of a sum", "order probes"),
     _softmax(merges_two_halves, "another order of a sum", "order probes"),

@@ -39,7 +39,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 # --- inputs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", [Case("", shift=3), Case("", step=-1, shift=-1), Case("", step=7, shift=2)])
+@pytest.mark.parametrize(
+    "case", [Case("", shift=3), Case("", step=-1, shift=-1), Case("", step=7, shift=2), Case("", step=0, shift=9)]
+)
 def test_moved_rows_are_the_same_rows(case: Case) -> None:
     """Row i of a case is row i * step + shift of the whole problem, counted round."""
     bench = sums_bench()

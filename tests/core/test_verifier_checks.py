@@ -125,6 +125,12 @@ def test_what_is_asked_for_in_both_widths_comes_together() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
+def test_a_row_is_looked_at_in_every_place(strict: bool) -> None:
+    """A case of one row alone, again and again: its bytes must not depend on where it stands."""
+    assert [case.shift for case in checks.batch(sums_bench(strict=strict)) if not case.step and case.variant]
+
+
+@pytest.mark.parametrize("strict", [False, True])
 def test_neighbours_of_a_single_row_are_not_asked_for(strict: bool) -> None:
     """There are none."""
     assert not [case for case in checks.batch(sums_bench(sums_problem(1), strict=strict)) if case.neighbours]
@@ -179,6 +185,18 @@ def test_races_are_hunted_by_repeating(strict: bool, runs: int) -> None:
     assert not list(checks.repeats(sums_bench()))
 
 
+def test_a_device_is_asked_for_eighty_launches_at_least() -> None:
+    """What goes wrong late is met while tuning too; a graph's replays are one launch."""
+    cases = every(gpu_bench(sums_problem(18, 40)))
+    assert sum(1 if case.how == "graph" else case.repeats for case in cases) >= 80
+
+
+@pytest.mark.parametrize(("rows", "seeds"), [(1, 12), (6, 12), (16, 5), (72, 1), (4096, 1)])
+def test_few_rows_are_probed_with_more_seeds(rows: int, seeds: int) -> None:
+    """So that a device sees every kind of probe a dozen times while tuning."""
+    assert len(list(checks.probes(gpu_bench(sums_problem(rows))))) == seeds
+
+
 def test_an_interpreters_quick_suite_is_small() -> None:
     """Programs cost it milliseconds."""
-    assert len(every(sums_bench(sums_problem(4)))) <= 26
+    assert len(every(sums_bench(sums_problem(4)))) <= 28

@@ -64,6 +64,18 @@ def test_a_fault_is_refuted_by_its_check(change: Callable[..., None], check: str
     assert refutation_of(changed(change)).check == check
 
 
+def test_a_fault_in_one_place_is_met() -> None:
+    """One row stands in every place of a batch, so that no place is left out, whatever the other cases hold there."""
+
+    def wrong_at_11(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, T: int) -> None:
+        if T == 20 and x.dtype == torch.bfloat16 and bool((x[11] == x[12]).all()) and bool(x[11].any()):
+            total[11].neg_()
+
+    found = refutation_of(changed(wrong_at_11))
+    assert (found.check, found.coordinate) == ("batch axis", (11,))
+    assert "row 10 in every place" in found.reason
+
+
 @pytest.mark.parametrize("run", [2, 5, 15])
 def test_a_candidate_that_goes_wrong_later_is_refuted(run: int) -> None:
     """Right at first and wrong from some run on, as after a race."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,6 +173,20 @@ def test_the_command_shows_the_refutation_again(here: Session, name: str) -> Non
     for field in ("check", "family", "seed", "argument", "reference", "candidate", "differing", "repeat"):
         assert again[field] == getattr(found, field)
     assert tuple(again["coordinate"]) == found.coordinate
+
+
+def test_another_process_shows_the_refutation_again() -> None:
+    """The command as printed, in a process that knows nothing of this one."""
+    _, found = refuted("stores_past_the_row")
+    words = shlex.split(found.repeat)[1:]
+    # Which platform it runs on is that process's choice; here there is the interpreter.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "KALIGN_PLATFORM": "cpu"}
+    command = [sys.executable, "-m", "kalign_core", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    assert done.returncode == 1, done.stderr
+    again = json.loads(done.stdout)["refutation"]
+    assert (again["check"], again["argument"], again["repeat"]) == (found.check, found.argument, found.repeat)
+    assert again["reason"] == found.reason
 
 
 def test_the_command_runs_one_case_and_no_other(here: Session) -> None:
