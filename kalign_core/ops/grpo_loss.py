@@ -20,7 +20,7 @@ from kalign_core.kernels.grpo_loss import (
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import allocate, answer, exact, launch
 from kalign_core.ops.tokens import DTYPES, as_bytes, check_constants, check_tokens, sequences, stride_of
 from kalign_core.problems import one_device
 
@@ -134,7 +134,7 @@ def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tenso
     That is one over what the sum was divided by, ``share: ()``, and where sequences are averaged one over the tokens of
     each, ``shares: (B)``, else None.
     """
-    key = ("grpo_loss", tokens.logp.shape, *(t is None or t.shape for t in tokens[2:]), *numbers)
+    key = ("grpo_loss", tokens.logp.shape, *(t is None or t.shape for t in tokens[2:]), *map(exact, numbers))
     results = answer(key, _tensors(tokens), _forward, (*tokens, *numbers))
     return (*results, None) if len(results) == 2 else results
 
@@ -144,7 +144,7 @@ def backward(
 ) -> torch.Tensor:
     """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
     args, bounds = (*tokens, share, shares, d_loss), numbers[:3]
-    key = ("grpo_loss backward", tokens.logp.shape, *(t is None or t.shape for t in args[2:]), *bounds)
+    key = ("grpo_loss backward", tokens.logp.shape, *(t is None or t.shape for t in args[2:]), *map(exact, bounds))
     return answer(key, _tensors(args), _backward, (*args, *bounds))  # type: ignore[no-any-return]  # as _backward
 
 

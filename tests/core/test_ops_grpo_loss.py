@@ -10,7 +10,7 @@ import torch
 
 from kalign_core.errors import BadArgument, KalignError, MixedDevices, UnknownName
 from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS
-from tests.core.scripted import assert_near, bits, leaf, normals, ops
+from tests.core.scripted import assert_near, bits, leaf, normals, ops, scripted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 MEANS: dict[str, dict[str, Any]] = {
@@ -269,3 +269,12 @@ def test_mixed_devices_are_named() -> None:
     """Tensors on two devices name both."""
     with pytest.raises(MixedDevices, match="advantages on meta"):
         ops.grpo_loss(P, P, P, A.to("meta"))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_calls_with_any_weight_of_the_divergence_are_recalled(beta: float) -> None:
+    """A loss without its KL term, whose weight is zero, is remembered like any other."""
+    with scripted().active() as here:
+        ops.grpo_loss(*batch(2, 8), beta=beta)
+        kinds = [key[1][0] for key in here.calls]
+    assert kinds == ["grpo_loss"]
