@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = 36, 4096, 12288, 32, 8, 128
 ROUNDS = 11
+DEVICE = "cuda"
 TOKENS = (1, 16)
 Fire = Callable[..., None]
 
@@ -49,10 +50,10 @@ def layers() -> list[Layer]:
     import torch
 
     def weight(rows: int, columns: int) -> Any:
-        return (torch.randn(rows, columns, dtype=torch.bfloat16, device="cuda") * columns**-0.5).t()
+        return (torch.randn(rows, columns, dtype=torch.bfloat16, device=DEVICE) * columns**-0.5).t()
 
     def scale(size: int) -> Any:
-        return torch.ones(size, dtype=torch.bfloat16, device="cuda")
+        return torch.ones(size, dtype=torch.bfloat16, device=DEVICE)
 
     qkv = (HEADS + 2 * KV_HEADS) * HEAD
     return [
@@ -102,7 +103,7 @@ def through(fire: Fire) -> Ways:
     def turn(x: Any, cos: Any, sin: Any) -> Any:
         out = torch.empty_like(x)
         strides = (x.stride(0), x.stride(1), cos.stride(0), sin.stride(0), out.stride(0), out.stride(1))
-        fire(rope_kernel, x, cos, sin, out, *x.shape, *strides, 1.0, False)
+        fire(rope_kernel, x, cos, sin, out, *x.shape, *strides, 1.0, 0)
         return out
 
     def gated(gate: Any, up: Any) -> Any:
@@ -168,8 +169,8 @@ def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
 
     import kalign_core as kalign
 
-    x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    angles = torch.randn(tokens, HEAD // 2, device="cuda")
+    x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+    angles = torch.randn(tokens, HEAD // 2, device=DEVICE)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     tune(stack, x, cos, sin)
     ways = {

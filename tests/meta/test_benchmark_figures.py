@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,39 @@ def test_what_a_step_leaves_out_is_left_out_of_the_summary(benchmark: Callable[[
     found = tuning_cost.summary({"wall_s": 6.0, "config": "slow"}, {"wall_s": 60.0}, times)
     assert found == {"autotune_over_kalign": 10.0, "kalign_over_best_back_to_back": 1.1}
     assert tuning_cost.summary({"error": "exit 1"}, {"wall_s": 60.0}, {}) == {}
+
+
+def test_a_decode_step_is_the_same_whoever_launches_it(
+    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ways that are compared compute the same bytes: what differs between them is the launch alone."""
+    import torch
+
+    decode_step = benchmark("decode_step")
+    small = {"DEVICE": "cpu", "LAYERS": 1, "HIDDEN": 32, "FEED_FORWARD": 32, "HEADS": 2, "KV_HEADS": 1, "HEAD": 16}
+    for name, value in small.items():
+        monkeypatch.setattr(decode_step, name, value)
+    stack, x, angles = decode_step.layers(), torch.randn(2, 32, dtype=torch.bfloat16), torch.randn(2, 8)
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    ours = decode_step.step(decode_step.through_kalign(), stack, x, cos, sin)
+    theirs = decode_step.step(decode_step.through(decode_step.by_triton(tuned=False)), stack, x, cos, sin)
+    assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
+    assert not torch.equal(ours, x)
+
+
+def test_what_does_not_fit_the_time_is_left_out(benchmark: Callable[[str], Any], tmp_path: Path, capsys: Any) -> None:
+    """All benchmarks are named with what became of them, those there was no time for as well."""
+    run_all = benchmark("run_all")
+    run_all.sys.argv, before = ["run_all.py", str(tmp_path), "--seconds", "0"], run_all.sys.argv
+    try:
+        run_all.main()
+    finally:
+        run_all.sys.argv = before
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["state"] for row in rows.values()] == ["left out: no time"] * len(run_all.BENCHMARKS)
+
+
+def test_every_benchmark_of_the_list_is_there(benchmark: Callable[[str], Any]) -> None:
+    """The list names scripts that exist, each once."""
+    scripts = [entry.command.split()[0] for entry in benchmark("run_all").BENCHMARKS]
+    assert [script for script in scripts if not (BENCHMARKS / script).is_file()] == []
