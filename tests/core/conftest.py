@@ -1,11 +1,15 @@
-"""Fixtures of tests that run ``kalign tune`` in processes of its own."""
+"""Fixtures that several modules share: ``kalign tune`` in processes of its own, calls that are recalled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from kalign_core.hal import torch_compat
+from kalign_core.session import Session
+from tests.core.pinned import PinnedPlatform, Scaled
+from tests.core.scripted import CountingStore, scripted
 from tests.core.tune_process import PLUGIN, Place
 
 
@@ -19,3 +23,24 @@ def place(tmp_path_factory: pytest.TempPathFactory, distribution: Callable[..., 
         return Place(folder)
 
     return make
+
+
+@pytest.fixture(params=["torch's check", "our own"])
+def either_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rule holds with torch's check of tensors and with the one in its place."""
+    if request.param == "our own":
+        monkeypatch.setattr(torch_compat, "_guards_work", lambda: False)
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    """A session whose launches can be pinned."""
+    made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
+    with made.active():
+        yield made
+
+
+@pytest.fixture
+def scaled(session: Session) -> Scaled:
+    """An operator that counts how often its plain path runs."""
+    return Scaled()

@@ -12,6 +12,7 @@ from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.base import check_out, output_like
 from kalign_core.ops.hits import extent
 from kalign_core.ops.recall import answer, exact, launch
+from kalign_core.session import Session
 from tests.core.scripted import scale_kernel
 
 Addresses = Sequence[int | None]
@@ -98,3 +99,9 @@ class Scaled:
         result = output_like("scaled", out, x.shape, x)
         launch(scale_kernel, x, result, *x.shape, x.stride(0), result.stride(0), factor)
         return result
+
+
+def fired(session: Session) -> int:
+    """How many launches of ``session`` were made by address so far."""
+    assert isinstance(session.platform, PinnedPlatform)
+    return session.platform.fired

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,40 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kalign_core as kalign
 from kalign_core.errors import BadArgument, CandidateFailed
-from kalign_core.hal import torch_compat
 from kalign_core.hal.replay import Script
 from kalign_core.session import Session
-from tests.core.pinned import PinnedPlatform, Scaled
-from tests.core.scripted import CountingStore, bits, leaf, normals, ops, scripted
+from tests.core.pinned import PinnedPlatform, Scaled, fired
+from tests.core.scripted import bits, leaf, normals, ops, scripted
 
 X = normals(3, 40)
 
 
-@pytest.fixture(params=["torch's check", "our own"], autouse=True)
-def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rule holds with torch's check of tensors and with the one in its place."""
-    if request.param == "our own":
-        monkeypatch.setattr(torch_compat, "_guards_work", lambda: False)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """A session whose launches can be pinned."""
-    made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
-    with made.active():
-        yield made
-
-
-@pytest.fixture
-def scaled(session: Session) -> Scaled:
-    """An operator that counts how often its plain path runs."""
-    return Scaled()
-
-
-def fired(session: Session) -> int:
-    """How many launches were made by address so far."""
-    assert isinstance(session.platform, PinnedPlatform)
-    return session.platform.fired
+pytestmark = pytest.mark.usefixtures("either_check")
 
 
 # --- what is answered from memory ---------------------------------------------------------------------------------

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from kalign_core.errors import BadArgument
-from kalign_core.hal import torch_compat
 from kalign_core.ops.recall import allocate, answer, launch
 from kalign_core.session import Session
-from tests.core.pinned import PinnedPlatform, Scaled
-from tests.core.scripted import CountingStore, bits, launched, leaf, normals, ops, scale_kernel, scripted
+from tests.core.pinned import Scaled, fired
+from tests.core.scripted import bits, launched, leaf, normals, ops, scale_kernel
 
 X = normals(3, 40)
 
 
-@pytest.fixture(params=["torch's check", "our own"], autouse=True)
-def check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rule holds with torch's check of tensors and with the one in its place."""
-    if request.param == "our own":
-        monkeypatch.setattr(torch_compat, "_guards_work", lambda: False)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    """A session whose launches can be pinned."""
-    made = Session(platform=PinnedPlatform(), store=CountingStore(), configuration=scripted().settings)
-    with made.active():
-        yield made
-
-
-@pytest.fixture
-def scaled(session: Session) -> Scaled:
-    """An operator that counts how often its plain path runs."""
-    return Scaled()
-
-
-def fired(session: Session) -> int:
-    """How many launches were made by address so far."""
-    assert isinstance(session.platform, PinnedPlatform)
-    return session.platform.fired
+pytestmark = pytest.mark.usefixtures("either_check")
 
 
 # --- tensors that are written -------------------------------------------------------------------------------------
