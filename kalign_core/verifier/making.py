@@ -22,7 +22,7 @@ POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
 # A block and what it is made of take up to 18 bytes an element: few large blocks where the problem is large itself.
 _LEAST_BLOCK, _LARGEST_BLOCK = 1 << 16, 1 << 24
-_BYTES_PER_ELEMENT = 24
+_BYTES_PER_ELEMENT = 32
 _ON_HOST_ELEMENTS = 1 << 14
 
 
