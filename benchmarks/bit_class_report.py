@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from collections import Counter
@@ -129,14 +128,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-
-
-def knob_changes(codes: Mapping[Any, str]) -> dict[str, tuple[int, int]]:
-    """By knob, how many pairs of configurations differ in that knob alone, and in how many of them the code differs."""
-    found: dict[str, tuple[int, int]] = {}
-    for one, other in itertools.combinations(codes, 2):
-        changed = [name for name in one if one[name] != other.get(name)]
-        if len(changed) == 1:
-            pairs, differing = found.get(changed[0], (0, 0))
-            found[changed[0]] = (pairs + 1, differing + (codes[one] != codes[other]))
-    return found

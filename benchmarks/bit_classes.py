@@ -163,7 +163,7 @@ def code_of(launch: Any) -> str:
 
 def compare(stand: Stand, configs: Sequence[Any]) -> dict[str, Any]:
     """Hold every configuration with code of its own to the reference, by the gate and by digest."""
-    from bit_class_report import knob_changes
+    from kalign_core.tuner.inert import knob_changes
 
     bench, sample = stand.bench, stand.bench.sample_arguments()
     launches, failed = {}, {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
@@ -27,12 +28,21 @@ def say(text: str) -> None:
 def emit(as_json: bool, data: dict[str, Any], *tables: Table | str) -> None:
     """Print ``data`` as JSON, or ``tables`` for a reader."""
     if as_json:
-        click.echo(json.dumps(data, indent=2, default=str))
+        click.echo(json.dumps(_strict(data), indent=2, default=str, allow_nan=False))
         return
     # A terminal's width where there is one; files and pipes get whole lines.
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 240, highlight=False, soft_wrap=True)
     for table in tables:
         console.print(table, markup=False) if isinstance(table, str) else console.print(table)
+
+
+def _strict(data: Any) -> Any:
+    """``data`` with numbers that JSON has not (NaN, infinities) as text."""
+    if isinstance(data, dict):
+        return {key: _strict(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_strict(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -156,7 +156,8 @@ def _fate(report: Report) -> Row:
     tally = report.tally
     return {
         "refused": tally.refused, "failed": tally.failed, "refuted": tally.refuted, "timed": tally.timed,
-        "hung": report.hung, "duplicates": report.duplicates, "untried": report.untried,
+        "hung": report.hung, "untried": report.untried,
+        "duplicates": report.duplicates, "inert_knobs": list(report.inert),
         "failures": [f"{config}: {why}" for config, why in report.failed],
         "refutations": [f"{config}: {refutation}" for config, refutation in report.refuted],
         "seconds": {step: round(value, 3) for step, value in report.seconds.items()},

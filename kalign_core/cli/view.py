@@ -125,6 +125,8 @@ def told(row: Row) -> str:
     counts = ", ".join(f"{fate} {row[fate]}" for fate in ("refused", "failed", "refuted", "timed"))
     if row["hung"]:
         counts += f" ({row['hung']} of the failed hung)"
+    if row.get("inert_knobs"):
+        counts += f", changing no code: {', '.join(row['inert_knobs'])}"
     times = ""
     if "config" in row:
         times = f"; reference {row['reference_us']} us, winner {row['winner_us']} us, gain {row['gain']}x"

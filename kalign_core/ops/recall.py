@@ -62,7 +62,7 @@ def answer(
     return _plain(key, given, plain, args, outs, in_place)
 
 
-def exact(number: float) -> float | str:
+def exact(number: Any) -> Any:
     """``number`` as a part of a key: 0.0 and -0.0, which compare as equal, are told apart."""
     try:
         return number or repr(number)

@@ -18,6 +18,7 @@ from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Check, Config, EntryKey, Problem, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
 from kalign_core.tuner.failures import Fault, Guarded, Watched, short_of_memory, timeout_s
+from kalign_core.tuner.inert import inert_knobs
 from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
 from kalign_core.tuner.space import declaration_order, warn_once
@@ -139,11 +140,13 @@ class Builder:
     def _distinct(self, results: dict[Config, Compiled], configs: Sequence[Config], reference: Config) -> list[Config]:
         """Of configurations with the same code and grid the first by declaration stands for all, or the reference."""
         kept: set[Config] = set()
-        seen = set()
+        seen, codes = set(), {}
         for config in sorted(results, key=lambda c: (c != reference, declaration_order(self.kernel, c))):
             result = results[config]
             same = (result.code, self.kernel.grid(self.problem, config))
             reason = does_not_fit(result, self.model)
+            if not result.failure:
+                codes[config] = same
             if config == reference:
                 seen.add(same)
             elif result.failure:
@@ -155,6 +158,7 @@ class Builder:
             else:
                 seen.add(same)
                 kept.add(config)
+        self.report.inert = inert_knobs(codes)
         return [config for config in configs if config in kept]
 
     def precompile(self, gate: Gate, contenders: Sequence[Contender], deadline_s: float) -> list[Contender]:

@@ -58,8 +58,8 @@ class Report:
     ``seconds`` are wall time by step: ``gate``, ``compile`` (waiting for it), ``check`` (binding and the first case),
     ``search``, ``race``. ``candidates`` counts what was to be tried, ``duplicates`` those that compiled to the code of
     another, ``untried`` those the budget left no time for, ``transient`` those that failed by no fault of their own (a
-    deadline, no memory), ``hung`` those that failed because they did not come to an end. ``noise`` is the reference
-    measured against itself.
+    deadline, no memory), ``hung`` those that failed because they did not come to an end. ``inert`` are the knobs that
+    never changed the code. ``noise`` is the reference measured against itself.
     """
 
     kernel: Kernel
@@ -74,6 +74,7 @@ class Report:
     seconds: dict[str, float] = field(default_factory=dict)
     candidates: int = 0
     duplicates: int = 0
+    inert: tuple[str, ...] = ()
     untried: int = 0
     transient: int = 0
     hung: int = 0

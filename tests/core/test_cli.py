@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from kalign_core import session, settings
 from kalign_core.cli.main import main
+from kalign_core.cli.output import emit
 from kalign_core.cli.problems import parse_shape
 from kalign_core.errors import BadArgument
 from kalign_core.session import Session
@@ -187,3 +189,10 @@ def test_session_is_restored(here: Session) -> None:
     """Commands use the session in force and leave it in force."""
     kalign("cache", "path")
     assert session.current() is here
+
+
+def test_numbers_that_json_has_not_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """A NaN or an infinity among the data leaves what is printed readable for any reader of JSON."""
+    emit(True, {"values": [math.nan, {"high": math.inf}, 1.5]})
+    refused = lambda name: pytest.fail(f"{name} is no JSON")  # noqa: E731
+    assert json.loads(capsys.readouterr().out, parse_constant=refused) == {"values": ["nan", {"high": "inf"}, 1.5]}

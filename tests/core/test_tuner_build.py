@@ -138,6 +138,7 @@ def test_candidates_of_the_same_code_are_one(here: Bed, plan: Any, reverse: bool
     made = declared(double, "double", knobs={"BLOCK": (16, 32, 64, 128)[:: -1 if reverse else 1], "num_warps": (1, 2)})
     report = here.tune(made)
     assert report.duplicates == 6
+    assert report.inert == ("BLOCK",)
     first = 128 if reverse else 16
     assert timed(here.script) == {REFERENCE, *(REFERENCE.replace(BLOCK=first, num_warps=warps) for warps in (1, 2))}
 
@@ -154,7 +155,8 @@ def test_the_same_code_on_another_grid_is_another_candidate(here: Bed, plan: Any
     """Code that is launched with other programs is timed by itself."""
     plan({"num_warps=1": "code of one"})
     made = declared(double, "double", grid=lambda p, c: (1 if c.BLOCK < 64 else 2,))
-    assert here.tune(made).duplicates == 2
+    report = here.tune(made)
+    assert (report.duplicates, report.inert) == (2, ())
 
 
 @pytest.mark.parametrize("what", ["unimportable", "closure"])

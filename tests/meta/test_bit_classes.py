@@ -35,12 +35,6 @@ def verdict(refutation: Refutation | None) -> Any:
     return types.SimpleNamespace(refutation=refutation)
 
 
-def test_a_knob_is_judged_by_pairs_that_differ_in_it_alone(bench_modules: Any) -> None:
-    """Pairs that differ in two knobs say nothing of either."""
-    codes = {ONE: "a", TWO: "a", FOUR: "b", ONE.replace(BLOCK=128): "c"}
-    assert bench_modules.bit_class_report.knob_changes(codes) == {"num_warps": (3, 2), "BLOCK": (1, 1)}
-
-
 def test_the_same_code_is_compared_once(bench_modules: Any) -> None:
     """Of configurations that run the same instructions on as many warps the first stands for all."""
     codes = {ONE: "a", ONE.replace(BLOCK=128): "a", TWO: "b", TWO.replace(BLOCK=128): "b", FOUR: "a"}
