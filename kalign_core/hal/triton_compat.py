@@ -6,6 +6,7 @@ Triton promises none of this between minor versions, so the fast launch exists f
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,7 +68,8 @@ def code_digest(compiled: Any) -> str:
         return str(compiled.hash)[:16]
     names = ("num_warps", "num_ctas", "shared", "tmem_size", "global_scratch_size", "launch_pdl",
              "launch_cooperative_grid")  # fmt: skip
-    return "-".join((code, *(str(getattr(metadata, name, 0) or 0) for name in names)))
+    launched_by = [str(getattr(metadata, name, 0) or 0) for name in names]
+    return hashlib.sha256(" ".join((code, *launched_by)).encode()).hexdigest()[:16]
 
 
 def resources(compiled: Any) -> dict[str, int]:
