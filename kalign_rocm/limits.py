@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kalign_core.declare import axis_size, next_power_of_2
 from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem, Unit
 
 if TYPE_CHECKING:
@@ -185,9 +186,20 @@ RULES: tuple[Rule, ...] = (_threads, _options, _stages, _tile_sizes, _registers,
 
 
 def elements(kernel: Kernel, problem: Problem, config: Config) -> int:
-    """Elements of each tensor that one program holds: ROWS rows of BLOCK, BLOCK being a knob or derived."""
-    width = kernel.derived["BLOCK"](problem) if "BLOCK" in kernel.derived else config.get("BLOCK", 1)
+    """Elements of each tensor that one program holds: ROWS rows of BLOCK, a knob or derived, or of a row it writes."""
+    if "BLOCK" in kernel.derived:
+        width = kernel.derived["BLOCK"](problem)
+    elif "BLOCK" in config or "ROWS" not in kernel.constants:
+        width = config.get("BLOCK", 1)
+    else:
+        width = _written_row(kernel, problem)
     return int(width or 1) * _integer(config, "ROWS", 1)
+
+
+def _written_row(kernel: Kernel, problem: Problem) -> int:
+    """The widest row that the kernel writes, padded to a power of two; 1 where it writes single numbers."""
+    rows = [role.shape[-1] for role in kernel.args.values() if role.kind == "written" and len(role.shape) > 1]
+    return next_power_of_2(max((axis_size(axis, dict(problem.dims)) for axis in rows), default=1))
 
 
 def operand_bytes(kernel: Kernel, problem: Problem) -> int:

@@ -7,6 +7,7 @@ import math
 from kalign_core.declare import Kernel, axis_size
 from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.kernels.rms_norm import rms_norm_kernel
+from kalign_core.kernels.softmax import softmax_kernel
 from kalign_core.kernels.swiglu import swiglu_kernel
 from kalign_core.records import Argument, Config, Problem
 
@@ -40,6 +41,11 @@ def matmul(m: int, dtype: str = "bf16", n: int = 4096, k: int = 4096) -> tuple[K
 def rms_norm(t: int, h: int) -> tuple[Kernel, Problem]:
     """``x: (t h) -> (t h)``."""
     return rms_norm_kernel, problem(rms_norm_kernel, T=t, H=h)
+
+
+def softmax(t: int, v: int) -> tuple[Kernel, Problem]:
+    """``x: (t v) -> (t v)``."""
+    return softmax_kernel, problem(softmax_kernel, T=t, V=v)
 
 
 def swiglu(t: int, f: int) -> tuple[Kernel, Problem]:

@@ -126,6 +126,15 @@ def test_wide_types_need_more_shared_memory() -> None:
     assert needed == [196608, 393216]
 
 
+def test_rows_are_as_wide_as_what_is_written() -> None:
+    """Rows that are held whole count, whatever a kernel calls their width: 16 of 8,192 fit no single warp."""
+    kernel, problem = samples.softmax(4096, 8192)
+    config = kernel.reference_config(problem).replace(ROWS=16, num_warps=1)
+    assert limits.elements(kernel, problem, config) == 16 * 8192
+    assert "elements a thread" in str(limits.veto(kernel, problem, H200, config))
+    assert limits.veto(kernel, problem, H200, config.replace(ROWS=1, num_warps=8)) is None
+
+
 def test_a_row_is_held_in_registers() -> None:
     """A row of 65,536 elements on one warp is refused: it would spill nearly all of them."""
     kernel, problem = samples.rms_norm(16, 65536)

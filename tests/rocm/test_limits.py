@@ -113,6 +113,15 @@ def test_deep_pipelines_on_consumer_devices() -> None:
     assert limits.veto(kernel, problem, limits.model_for("gfx1201", warp_size=32), config) is not None
 
 
+def test_rows_are_as_wide_as_what_is_written() -> None:
+    """Rows that are held whole count, whatever a kernel calls their width: 16 of 8,192 fit no single warp."""
+    kernel, problem = samples.softmax(4096, 8192)
+    config = kernel.reference_config(problem).replace(ROWS=16, num_warps=1)
+    assert limits.elements(kernel, problem, config) == 16 * 8192
+    assert "elements a work-item" in str(limits.veto(kernel, problem, MI300X, config))
+    assert limits.veto(kernel, problem, MI300X, config.replace(ROWS=1, num_warps=8)) is None
+
+
 def test_a_row_is_held_in_registers() -> None:
     """A row of 65,536 elements on one wavefront is refused: the compiler takes many seconds over it and spills."""
     kernel, problem = samples.rms_norm(16, 65536)
