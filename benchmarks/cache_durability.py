@@ -173,14 +173,15 @@ def damage(numbers: random.Random) -> dict[str, Any]:
         flipped = bytearray(content)
         flipped[numbers.randrange(len(content))] ^= 1 << numbers.randrange(8)
         cases.append(bytes(flipped))
-    wrong = exceptions = 0
+    wrong, exceptions = 0, []
     for case in cases:
         try:
             found = read(case).document
             wrong += sum(original.get(e.key) != e for e in (found.entries() if found else ()))
-        except Exception:
-            exceptions += 1
-    return {"bytes": len(content), "cases": len(cases), "wrong_entries": wrong, "exceptions": exceptions}
+        except Exception as error:
+            exceptions.append(repr(error)[:200])
+    return {"bytes": len(content), "cases": len(cases), "wrong_entries": wrong,
+            "exceptions": len(exceptions), "first_exception": next(iter(exceptions), "")}  # fmt: skip
 
 
 def large(folder: Path, entries: int) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kalign_core.declare import next_power_of_2
+from kalign_core.held import held_elements
 from kalign_core.records import Config, DeviceModel, Problem
 from kalign_cuda import limits
 
@@ -138,7 +139,7 @@ def _pointwise(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterator
 
 def _rowwise(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterator[dict[str, Any]]:
     """Rows per program and warps for rows that are held whole; no more rows than there are."""
-    width = limits.elements(kernel, problem, Config(ROWS=1))
+    width = held_elements(kernel, problem, Config(ROWS=1))
     there = next_power_of_2(dict(problem.dims).get(kernel.rows or "", ROWS[-1]))
     for rows, warps in _fitting(ROWS, WARPS if width <= MOST_ELEMENTS else LONG_ROW_WARPS, width, ROW_ELEMENTS, model):
         if rows == 1 or (rows <= there and rows * width <= MOST_ELEMENTS):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kalign_core.declare import axis_size, next_power_of_2
+from kalign_core.held import held_elements
 from kalign_core.records import ITEM_BYTES, Config, DeviceModel, Problem, Unit
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _registers(kernel: Kernel, problem: Problem, model: DeviceModel, config: Con
     if tile is not None:
         held, what, most = tile[0] * tile[1] // threads, "accumulators", most - OPERAND_REGISTERS
     elif kernel.family in ("rowwise", "pointwise"):
-        held, what = elements(kernel, problem, config) // threads, "elements"
+        held, what = held_elements(kernel, problem, config) // threads, "elements"
         most = min(most, VECTOR_REGISTERS) - OPERAND_REGISTERS
     else:
         return None
@@ -183,23 +183,6 @@ RULES: tuple[Rule, ...] = (_threads, _options, _stages, _tile_sizes, _registers,
 
 
 # --- estimates ----------------------------------------------------------------------------------------------------
-
-
-def elements(kernel: Kernel, problem: Problem, config: Config) -> int:
-    """Elements of each tensor that one program holds: ROWS rows of BLOCK, a knob or derived, or of a row it writes."""
-    if "BLOCK" in kernel.derived:
-        width = kernel.derived["BLOCK"](problem)
-    elif "BLOCK" in config or "ROWS" not in kernel.constants:
-        width = config.get("BLOCK", 1)
-    else:
-        width = _written_row(kernel, problem)
-    return int(width or 1) * _integer(config, "ROWS", 1)
-
-
-def _written_row(kernel: Kernel, problem: Problem) -> int:
-    """The widest row that the kernel writes, padded to a power of two; 1 where it writes single numbers."""
-    rows = [role.shape[-1] for role in kernel.args.values() if role.kind == "written" and len(role.shape) > 1]
-    return next_power_of_2(max((axis_size(axis, dict(problem.dims)) for axis in rows), default=1))
 
 
 def operand_bytes(kernel: Kernel, problem: Problem) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kalign_core.held import held_elements
 from kalign_core.records import DeviceModel
 from kalign_cuda import limits, spaces
 from tests.cuda import samples
@@ -136,7 +137,7 @@ def test_a_thread_holds_2_to_64_elements(t: int, h: int) -> None:
     """A row kernel's threads hold between 2 and 64 elements each."""
     kernel, problem = samples.rms_norm(t, h)
     found = spaces.candidates(kernel, problem, H200)
-    held = [limits.elements(kernel, problem, config) // (32 * config.num_warps) for config in found]
+    held = [held_elements(kernel, problem, config) // (32 * config.num_warps) for config in found]
     assert [2 <= each <= 64 for each in held] == [True] * len(held) != []
 
 

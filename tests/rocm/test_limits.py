@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kalign_core.held import held_elements
 from kalign_core.records import DeviceModel
 from kalign_rocm import limits
 from tests.cuda import samples
@@ -117,7 +118,7 @@ def test_rows_are_as_wide_as_what_is_written() -> None:
     """Rows that are held whole count, whatever a kernel calls their width: 16 of 8,192 fit no single warp."""
     kernel, problem = samples.softmax(4096, 8192)
     config = kernel.reference_config(problem).replace(ROWS=16, num_warps=1)
-    assert limits.elements(kernel, problem, config) == 16 * 8192
+    assert held_elements(kernel, problem, config) == 16 * 8192
     assert "elements a work-item" in str(limits.veto(kernel, problem, MI300X, config))
     assert limits.veto(kernel, problem, MI300X, config.replace(ROWS=1, num_warps=8)) is None
 

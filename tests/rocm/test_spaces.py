@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kalign_core.held import held_elements
 from kalign_core.records import DeviceModel
 from kalign_rocm import limits, spaces
 from tests.cuda import samples
@@ -115,7 +116,7 @@ def test_a_work_item_holds_2_to_64_elements(t: int, h: int) -> None:
     """A row kernel's work-items hold between 2 and 64 elements each."""
     kernel, problem = samples.rms_norm(t, h)
     found = spaces.candidates(kernel, problem, MI300X)
-    held = [limits.elements(kernel, problem, config) // (64 * config.num_warps) for config in found]
+    held = [held_elements(kernel, problem, config) // (64 * config.num_warps) for config in found]
     assert [2 <= each <= 64 for each in held] == [True] * len(held) != []
 
 
