@@ -54,9 +54,18 @@ def entry(number: int) -> Entry:
     )
     digests = tuple(f"{name}=1f3a4d3a9c1e4d3a" for name in ("normals", "spread", "cancel", "zeros"))
     return Entry(
-        key, Config(ROWS=2, num_warps=8, num_stages=1, enable_fp_fusion=False), "T=4096", 18.5, 17.9, 20.4, 19.8, 0.1,
-        "refused=4 failed=0 refuted=0 timed=20", digests, "2026-11-30T10:31:00Z",
-    )  # fmt: skip
+        key,
+        Config(ROWS=2, num_warps=8, num_stages=1, enable_fp_fusion=False),
+        tuned_at="T=4096",
+        cold_us=18.5,
+        warm_us=17.9,
+        reference_cold_us=20.4,
+        reference_warm_us=19.8,
+        mad_us=0.1,
+        tried="refused=4 failed=0 refuted=0 timed=20",
+        digests=digests,
+        decided="2026-11-30T10:31:00Z",
+    )
 
 
 def store_in(folder: Path) -> TomlStore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,3 +108,10 @@ def test_every_benchmark_of_the_list_is_there(benchmark: Callable[[str], Any]) -
     """The list names scripts that exist, each once."""
     scripts = [entry.command.split()[0] for entry in benchmark("run_all").BENCHMARKS]
     assert [script for script in scripts if not (BENCHMARKS / script).is_file()] == []
+
+
+def test_damage_to_a_store_s_file_is_counted(benchmark: Callable[[str], Any]) -> None:
+    """The benchmark of the store makes its decisions, and reads their damaged file without an exception."""
+    found = benchmark("cache_durability").damage(random.Random(0))  # not a secret
+    assert found["cases"] > 500
+    assert (found["wrong_entries"], found["exceptions"], found["first_exception"]) == (0, 0, "")
