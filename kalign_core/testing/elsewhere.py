@@ -14,7 +14,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from kalign_core.environment import Environment
@@ -53,6 +55,17 @@ def start(module: str, question: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def meet(folder: Path, processes: int) -> None:
+    """Wait until as many ``processes`` as that wait in ``folder``; raises ``TimeoutError`` after ``DEADLINE_S``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    end = time.monotonic() + DEADLINE_S
+    while len(os.listdir(folder)) < processes:
+        if time.monotonic() > end:
+            raise TimeoutError(f"{processes} processes were to meet in {folder}, and {os.listdir(folder)} came")
+        time.sleep(0.005)
 
 
 # --- questions ----------------------------------------------------------------------------------------------------

@@ -80,9 +80,15 @@ def open_store(plugin: str, name: str, folder: Path) -> Store:
     return store
 
 
-def write(plugin: str, name: str, folder: str, first: str, count: str) -> bool:
-    """What one of many writing processes does: ``count`` decisions one after another; whether all are on disk."""
+def write(plugin: str, name: str, folder: str, first: str, count: str, meeting: str, writers: str) -> bool:
+    """What one of many writing processes does: ``count`` decisions one after another; whether all are on disk.
+
+    It starts when all ``writers`` have opened and read the store, so that none finds the decisions of another ready
+    made: they meet in the folder ``meeting``.
+    """
     store = open_store(plugin, name, Path(folder))
+    store.lookup(DEVICE, entry(int(first)).key)
+    elsewhere.meet(Path(meeting), int(writers))
     accepted = [store.put(DEVICE, entry(number)) for number in range(int(first), int(first) + int(count))]
     for _ in range(10):  # other processes may hold the file for longer than one attempt waits
         if store.flush():

@@ -70,13 +70,15 @@ class LastingRules(PluginConformance):
         assert store.flush()
         assert {found.key for found in self.opened(on_disk).entries(DEVICE)} == {entry(1).key, entry(3).key}
 
-    def test_writers_lose_nothing_of_each_other(self, folder: Path) -> None:
-        """Processes that write at once keep every decision of all of them."""
+    def test_writers_lose_nothing_of_each_other(self, folder: Path, tmp_path: Path) -> None:
+        """Processes that have all read the store, and then write at once, keep every decision of all of them."""
         if not self.lasting:
             pytest.skip("the store keeps nothing on disk")
         asked = (self._said("plugin"), self._said("store"), str(folder))
+        meeting = (str(tmp_path / "writers"), str(WRITERS))
         processes = [
-            elsewhere.start(write.__module__, "write", *asked, str(EACH * n), str(EACH)) for n in range(WRITERS)
+            elsewhere.start(write.__module__, "write", *asked, str(EACH * n), str(EACH), *meeting)
+            for n in range(WRITERS)
         ]
         ends = [process.communicate(timeout=elsewhere.DEADLINE_S) for process in processes]
         assert [(out.splitlines()[-1:], err) for out, err in ends if out.splitlines()[-1:] != ["true"]] == []
