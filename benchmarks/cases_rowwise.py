@@ -9,7 +9,7 @@ from operator_cases import Aim, Case
 
 from kalign_core import ops
 from kalign_core.kernels.row_parts import LOG2_E
-from kalign_core.ops.rms_norm import backward as rms_norm_backward_of
+from kalign_core.ops.rms_norm_plain import backward as rms_norm_backward_of
 from kalign_core.ops.selected_logprob import Options
 from kalign_core.ops.selected_logprob import backward as selected_backward
 from kalign_core.ops.selected_logprob import forward as selected_forward

@@ -170,7 +170,7 @@ def recorded(op: Operator, *args: Any) -> list[Recorded]:
     if not isinstance(op, Operator):
         raise BadArgument(f"{op!r} is no operator", fix="kalign.tune(kalign.ops.rms_norm, x, weight)")
     here = session.current()
-    with here.recording, context.restored(context.current()._replace(mode=context.RECORD)):
+    with here.recording, context.restored(context.the(context.RECORD, context.current().phase)):
         here.recorded = []
         op.exercise(*(_leaf(arg) for arg in args))
         return list(dict.fromkeys(here.recorded))

@@ -17,7 +17,7 @@ from kalign_core.records import MODES, PHASES
 
 
 class Call(NamedTuple):
-    """Mode and phase in force for one call."""
+    """Mode and phase in force for one call; of equal ones there is one (``the``), which identity tells from others."""
 
     mode: str
     phase: str
@@ -29,11 +29,17 @@ RECORD = "record"
 _override: ContextVar[Call | None] = ContextVar("kalign_call", default=None)
 _default: Call | None = None
 _phases: list[str] = list(PHASES)
+_calls: dict[tuple[str, str], Call] = {}
 
 
 def current() -> Call:
     """Mode and phase in force here."""
     return _override.get() or _default or _load_default()
+
+
+def the(mode: str, phase: str) -> Call:
+    """The one ``Call`` of this mode and phase."""
+    return _calls.setdefault((mode, phase), Call(mode, phase))
 
 
 def set_mode(mode: str) -> None:
@@ -42,7 +48,7 @@ def set_mode(mode: str) -> None:
     Raises ``UnknownName`` for any other.
     """
     global _default
-    _default = current_default()._replace(mode=_known_mode(mode))
+    _default = the(_known_mode(mode), current_default().phase)
 
 
 def current_default() -> Call:
@@ -52,7 +58,7 @@ def current_default() -> Call:
 
 def _load_default() -> Call:
     global _default
-    _default = Call(settings.read().mode, "train")
+    _default = the(settings.read().mode, "train")
     return _default
 
 
@@ -66,7 +72,7 @@ def using(mode: str | None = None, phase: str | None = None) -> Iterator[None]:
     outer = current()
     mode = outer.mode if mode is None else _known_mode(mode)
     phase = outer.phase if phase is None else known_phase(phase)
-    with restored(Call(mode, phase)):
+    with restored(the(mode, phase)):
         yield
 
 

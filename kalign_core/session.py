@@ -141,7 +141,7 @@ class Session:
 
     def forget(self, kernel: Kernel | None = None) -> None:
         """Drop what was resolved for ``kernel`` (all by default), so that new decisions are seen."""
-        self.calls.clear()
+        self.calls = {}  # another one, by which those who remember the last call notice
         for site in list(self._sites.values()):
             if kernel is None or site.kernel is kernel:
                 site.memo.clear()

@@ -152,10 +152,12 @@ class Prebound:
         """
         if self._driver is None:
             return None
-        (x, y, z), (call, behind, spread) = grid, self._driver
+        call, behind, spread = self._driver
         runtime, (enter, leave) = triton.knobs.runtime, self._chains
+        ahead: tuple[Any, ...] = (*grid, None, *behind)  # for as long as the stream is that one
 
         def fire(addresses: Sequence[int | None]) -> bool:
+            nonlocal ahead
             if (
                 current() != device
                 or enter.calls
@@ -164,10 +166,13 @@ class Prebound:
                 or runtime.launch_exit_hook is not leave
             ):
                 return False
+            first, stream = ahead, stream_of(device)
+            if first[3] != stream:
+                first = ahead = (*grid, stream, *behind)
             if spread:
-                call(x, y, z, stream_of(device), *behind, *addresses, *tail)
+                call(*first, *addresses, *tail)
             else:
-                call(x, y, z, stream_of(device), *behind, (*addresses, *tail))
+                call(*first, (*addresses, *tail))
             return True
 
         return fire

@@ -16,7 +16,7 @@ from kalign_core.declare import Kernel
 from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.hal import torch_compat
 from kalign_core.ops.hits import extent, overlap
-from kalign_core.ops.recall import allocate, check_readable
+from kalign_core.ops.noting import allocate, check_readable
 from kalign_core.problems import one_device
 from kalign_core.records import DTYPES
 

@@ -13,8 +13,9 @@ from kalign_core.kernels.embedding import embedding_backward_kernel, embedding_k
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of
 from kalign_core.ops.ids import check_ids, watch_range
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.problems import one_device
 
 
@@ -60,10 +61,9 @@ class Embedding(Operator):
 
 def forward(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The operator without gradients."""
-    given = (ids, weight)
-    result = answer(("embedding", ids.shape, weight.shape), given, _forward, given)
+    result = _FORWARD((ids, weight))
     watch_range("embedding", ids, weight.shape[0])
-    return result  # type: ignore[no-any-return]  # as _forward
+    return result
 
 
 def _forward(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -77,6 +77,9 @@ def _forward(ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     flat = ids.reshape(-1).contiguous()
     launch(embedding_kernel, flat, rows, result, len(flat), *rows.shape, rows.stride(0), result.stride(0))
     return out
+
+
+_FORWARD = Form("embedding", _forward, shapes=2)
 
 
 def backward(ids: torch.Tensor, weight: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,9 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.group_advantage import group_advantage_kernel
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import DTYPES, check_constants
 from kalign_core.problems import one_device
 
@@ -61,8 +62,8 @@ class GroupAdvantage(Operator):
 
 def forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
     """The operator itself."""
-    key = ("group_advantage", rewards.shape, group_size, type(group_size), normalise)
-    return answer(key, (rewards,), _forward, (rewards, group_size, normalise))  # type: ignore[no-any-return]
+    rest = (group_size, type(group_size), normalise)  # True is no size, and equals 1
+    return _FORWARD((rewards,), rest, (rewards, group_size, normalise))
 
 
 def _forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
@@ -72,6 +73,9 @@ def _forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.T
         groups = rewards.reshape(-1, group_size).contiguous()
         launch(group_advantage_kernel, groups, out.view(groups.shape), *groups.shape, int(normalise))
     return out
+
+
+_FORWARD = Form("group_advantage", _forward)
 
 
 def _check(rewards: torch.Tensor, group_size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,8 +19,9 @@ from kalign_core.kernels.grpo_loss import (
 )
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, exact, launch
+from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import DTYPES, as_bytes, check_constants, check_tokens, sequences, stride_of
 from kalign_core.problems import one_device
 
@@ -134,9 +135,10 @@ def forward(tokens: Tokens, numbers: Numbers) -> tuple[torch.Tensor, torch.Tenso
     That is one over what the sum was divided by, ``share: ()``, and where sequences are averaged one over the tokens of
     each, ``shares: (B)``, else None.
     """
-    key = ("grpo_loss", tokens.logp.shape, *(t is None or t.shape for t in tokens[2:]), *map(exact, numbers))
-    results = answer(key, _tensors(tokens), _forward, (*tokens, *numbers))
-    return (*results, None) if len(results) == 2 else results
+    rest = (*_shapes(tokens[2:]), *map(exact, numbers))
+    results = _FORWARD(_tensors(tokens), rest, (*tokens, *numbers))
+    loss, share, shares = (*results, None)[:3]
+    return loss, share, shares  # type: ignore[return-value]  # the first two are never None
 
 
 def backward(
@@ -144,12 +146,16 @@ def backward(
 ) -> torch.Tensor:
     """The gradient of logp for an upstream gradient ``d_loss: ()``; the rest is what ``forward`` gave."""
     args, bounds = (*tokens, share, shares, d_loss), numbers[:3]
-    key = ("grpo_loss backward", tokens.logp.shape, *(t is None or t.shape for t in args[2:]), *map(exact, bounds))
-    return answer(key, _tensors(args), _backward, (*args, *bounds))  # type: ignore[no-any-return]  # as _backward
+    return _BACKWARD(_tensors(args), (*_shapes(args[2:]), *map(exact, bounds)), (*args, *bounds))
 
 
 def _tensors(args: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
     return tuple(arg for arg in args if arg is not None)
+
+
+def _shapes(args: Sequence[torch.Tensor | None]) -> Iterator[Any]:
+    """What tells apart which tensors there are, and how large."""
+    return (tensor is None or tensor.shape for tensor in args)
 
 
 def _forward(*args: Any) -> tuple[torch.Tensor, ...]:
@@ -181,6 +187,10 @@ def _backward(*args: Any) -> torch.Tensor:
         scalars = (*out.shape, *strides, out.stride(0), *bounds)
         launch(grpo_loss_backward_kernel, *rows, shares, share, d_loss, out, *scalars)
     return d_logp
+
+
+_FORWARD = Form("grpo_loss", _forward)
+_BACKWARD = Form("grpo_loss backward", _backward)
 
 
 def _rows(tokens: Tokens) -> tuple[tuple[Any, ...], tuple[int, ...]]:

@@ -91,8 +91,8 @@ def hit_of(
     else:
         here = torch_compat.is_current(like[0].device)
         hit = _general(check, admit, make, stages, _finish(like, outs, pick), here)
-    hit.kin = (check, admit)
-    return hit  # type: ignore[no-any-return]  # a function with an attribute
+    hit.kin, hit.gradients = (check, admit), grads
+    return hit  # type: ignore[no-any-return]  # a function with attributes
 
 
 def knows(hit: Hit, given: tuple[torch.Tensor, ...]) -> bool:
@@ -116,9 +116,10 @@ def _into_one(check: torch_compat.Check, admit: Admission, fire: Pinned, inferen
             seen = at
         if not fire(at):
             return None
+        out = given[-1]
         if not inference:
-            mark(given[-1:])
-        return given[-1]
+            mark((out,))
+        return out
 
     return hit
 
@@ -157,13 +158,16 @@ def _general(
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
         nonlocal usable
-        if not usable or not check(*given) or not admit([*map(_address, given)]) or not here():
+        if not usable or not check(*given):
             return None
-        tensors = (*given, *[new() for new in make])
-        slots = (*tensors, None)
+        at = [*map(_address, given)]
+        if not admit(at) or not here():
+            return None
+        made = [new() for new in make]
+        tensors, addresses = (*given, *made, None), (*at, *map(_address, made), None)
         try:
             for step in steps:
-                step(slots)
+                step(tensors, addresses)
         except CandidateFailed:
             usable = False  # the plain path launches the reference instead, now and from now on
             return None
@@ -172,13 +176,13 @@ def _general(
     return hit
 
 
-def _step(stage: Stage) -> Callable[[tuple[Any, ...]], None]:
+def _step(stage: Stage) -> Callable[[tuple[Any, ...], tuple[int | None, ...]], None]:
     launch, slots, numbers, fire = stage
+    take = operator.itemgetter(*slots, *slots[:1])  # one more than there are, so that one alone comes as a tuple too
 
-    def step(tensors: tuple[Any, ...]) -> None:
-        taken = [tensors[slot] for slot in slots]
-        if fire is None or not fire([None if tensor is None else tensor.data_ptr() for tensor in taken]):
-            launch(*taken, *numbers)
+    def step(tensors: tuple[Any, ...], addresses: tuple[int | None, ...]) -> None:
+        if fire is None or not fire(take(addresses)[:-1]):
+            launch(*take(tensors)[:-1], *numbers)
 
     return step
 

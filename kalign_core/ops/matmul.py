@@ -22,17 +22,10 @@ from kalign_core.ops.base import (
     random_tensor,
     tensors_only,
 )
+from kalign_core.ops.noting import launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.problems import one_device
-
-# By whether there are a bias and an out.
-_FORMS = {
-    (False, False): "matmul",
-    (True, False): "matmul(bias)",
-    (False, True): "matmul(out=)",
-    (True, True): "matmul(bias, out=)",
-}
 
 
 class Matmul(Operator):
@@ -56,6 +49,10 @@ class Matmul(Operator):
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, *, out: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if not is_dynamo_compiling():
+            result = _FORMS[bias is not None, out is not None].again(_tensors(a, b, bias, out))
+            if result is not None:
+                return result
         if is_dynamo_compiling() or is_exporting():
             return _traced(a, b, bias, out)
         try:
@@ -81,11 +78,15 @@ def forward(
     a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The operator without gradients."""
-    key = (_FORMS[bias is not None, out is not None], a.shape, b.shape)
+    return _FORMS[bias is not None, out is not None](_tensors(a, b, bias, out), (), (a, b, bias, out))
+
+
+def _tensors(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """Those that there are."""
     given = (a, b) if bias is None else (a, b, bias)
-    if out is not None:
-        given = (*given, out)
-    return answer(key, given, _forward, (a, b, bias, out), out is not None)  # type: ignore[no-any-return]  # as _forward
+    return given if out is None else (*given, out)
 
 
 def gradient_a(b: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
@@ -99,7 +100,7 @@ def gradient_b(a: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
     The number of rows is this product's K: tuning for each would never end, so it is looked up, not tuned.
     """
     call = context.current()
-    with context.restored(call._replace(mode="read") if call.mode == "tune" else call):
+    with context.restored(context.the("read", call.phase) if call.mode == "tune" else call):
         return forward(_as_rows(a).t(), _as_rows(d_out))
 
 
@@ -116,6 +117,15 @@ def _forward(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out: t
     sizes = (rows.shape[0], b.shape[1], rows.shape[1], *rows.stride(), *b.stride(), *c.stride())
     launch(matmul_kernel, rows, b, bias, c, *sizes)
     return result
+
+
+# By whether there are a bias and an out.
+_FORMS = {
+    (False, False): Form("matmul", _forward, shapes=2),
+    (True, False): Form("matmul(bias)", _forward, shapes=2),
+    (False, True): Form("matmul(out=)", _forward, outs=1, shapes=2),
+    (True, True): Form("matmul(bias, out=)", _forward, outs=1, shapes=2),
+}
 
 
 def _given(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None) -> dict[str, torch.Tensor]:

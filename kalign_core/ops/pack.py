@@ -15,8 +15,8 @@ from kalign_core.kernels.pack import pack_kernel, unpack_kernel
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
 from kalign_core.ops.ids import check_ids
+from kalign_core.ops.noting import launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import launch
 from kalign_core.problems import one_device
 
 SIDES = ("right", "left")

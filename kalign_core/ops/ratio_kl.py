@@ -13,8 +13,9 @@ from kalign_core.declare import Kernel
 from kalign_core.kernels.ratio_kl import ratio_kl_backward_kernel, ratio_kl_kernel
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, random_tensor
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import (
     DTYPES,
     as_bytes,
@@ -93,7 +94,7 @@ class RatioKLOperator(Operator):
 def forward(logp: torch.Tensor, old_logp: torch.Tensor, ref_logp: torch.Tensor, mask: torch.Tensor | None) -> RatioKL:
     """The operator without gradients."""
     args = (logp, old_logp, ref_logp, mask)
-    return RatioKL(*answer(("ratio_kl", logp.shape, mask is None), _tensors(args), _forward, args))
+    return RatioKL(*_FORWARD(_tensors(args), (mask is None,), args))
 
 
 def backward(
@@ -105,8 +106,7 @@ def backward(
 ) -> torch.Tensor:
     """The gradient of logp for those of ratio, k1, k2 and k3, any of which may be None."""
     args = (logp, old_logp, ref_logp, mask, *gradients)
-    key = ("ratio_kl backward", logp.shape, *(arg is None for arg in args))
-    return answer(key, _tensors(args), _backward, args)  # type: ignore[no-any-return]  # as _backward
+    return _BACKWARD(_tensors(args), tuple([arg is None for arg in args]), args)
 
 
 def _tensors(args: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
@@ -133,6 +133,10 @@ def _backward(
     inputs = (logp, old_logp, ref_logp, as_bytes(mask), *gradients)
     _launch(ratio_kl_backward_kernel, inputs, (d_logp,), strides=9)
     return d_logp
+
+
+_FORWARD = Form("ratio_kl", _forward)
+_BACKWARD = Form("ratio_kl backward", _backward)
 
 
 def _launch(

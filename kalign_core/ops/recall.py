@@ -2,217 +2,102 @@
 
 The first call of a kind runs the operator's plain path, whose allocations and launches are noted. Later calls of that
 kind find in one look-up a function that checks the tensors, allocates and launches, and nothing else. A call is of the
-same kind where its key is equal (what the operator was asked, mode, phase) and each tensor is like the first one's in
-class, dtype, device, sizes, strides, alignment and what torch dispatches on. Whatever is not so, or cannot be settled
-by comparing numbers, goes down the plain path.
-
-A plain path that is noted may check, take views, ``allocate`` and ``launch``, and nothing besides.
+same kind where its form, mode, phase and numbers are equal and each tensor is like the first one's in class, dtype,
+device, sizes, strides, alignment and what torch dispatches on. Whatever is not so, or cannot be settled by comparing
+numbers, goes down the plain path.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from kalign_core import context, session
-from kalign_core.declare import Kernel
-from kalign_core.errors import BadArgument, DeclarationError
-from kalign_core.hal import torch_compat
-from kalign_core.launch import MEMO_LIMIT
-from kalign_core.ops.hits import Hit, Noted, Trace, hit_of, knows, span, within_each_other
+from kalign_core.hal.torch_compat import forward_mode
+from kalign_core.ops.hits import Hit
+from kalign_core.ops.noting import first_call, trace_in_force
 
-MOST_VARIANTS = 8
-
-_trace: ContextVar[Trace | None] = ContextVar("kalign_trace", default=None)
+R = TypeVar("R")
+Given = tuple[torch.Tensor, ...]
+_Latest = tuple[session.Session, dict[Any, Hit], context.Call, tuple[Any, ...], Hit]
 
 
-def answer(
-    key: tuple[Any, ...],
-    given: tuple[torch.Tensor, ...],
-    plain: Callable[..., Any],
-    args: tuple[Any, ...],
-    outs: int = 0,
-    in_place: Sequence[int] = (),
-) -> Any:
-    """``plain(*args)``: recalled where a call of the same kind is known, else run and noted for the next one.
+class Form(Generic[R]):
+    """One way to call an operator: what answers it plainly, and which of its tensors are written.
 
-    ``given`` are the tensors among ``args`` in order, the last ``outs`` of them written; those may lie exactly on the
-    inputs with the indices ``in_place``, and on no other memory of an input. ``key`` says which operator in which form
-    (which tensors there are, which are written) and holds every other argument, numbers as ``exact`` gives them where
-    they may be zero. Raises ``DeclarationError`` where an argument is missing, ``BadArgument`` for tensors whose bytes
-    a kernel cannot read.
+    ``plain`` may check, take views, ``allocate`` and ``launch``, and nothing besides. Of the tensors of a call, in
+    order, the last ``outs`` are written; those may lie exactly on the inputs with the indices ``in_place``, and on no
+    other memory of an input. The shapes of the first ``shapes`` tensors are looked up before tensors are compared: as
+    many as tell the calls of a program apart. ``name`` is the form's alone.
     """
-    try:
-        # Not by session.current(), which would cost as much as the look-up.
-        hit = (session._current or session.current()).calls.get((context.current(), key))
-    except TypeError:  # an argument that cannot be hashed is none an operator takes; its checks say so
-        return plain(*args)
-    if hit is not None and not torch_compat.forward_mode():
-        result = hit(given)
-        if result is not None:
-            trace = _trace.get()
-            if trace is not None:
-                trace.whole = False  # what is recalled within a noted call would be missing there
-            return result
-    return _plain(key, given, plain, args, outs, in_place)
+
+    __slots__ = ("_before", "_in_place", "_latest", "_outs", "_plain", "_shapes", "name")
+
+    def __init__(
+        self, name: str, plain: Callable[..., R], *, outs: int = 0, in_place: Sequence[int] = (), shapes: int = 1
+    ) -> None:
+        self.name = name
+        self._plain, self._outs, self._in_place, self._shapes = plain, outs, in_place, shapes
+        self._before: Hit | None = None
+        self._latest: _Latest | None = None
+
+    def again(self, given: Given, rest: tuple[Any, ...] = ()) -> R | None:
+        """The answer where the call is of the same kind as the last two of this form; else None, having done nothing.
+
+        For the top of an operator, before anything is asked of its arguments: kinds that need a gradient are not
+        among them, and within a call that is noted there is no answer.
+        """
+        latest = self._latest
+        if latest is None:
+            return None
+        here, calls, call, known, hit = latest
+        if (
+            session._current is not here
+            or here.calls is not calls
+            or context.current() is not call
+            or (rest is not known and not _equal(rest, known))
+            or forward_mode()
+        ):
+            return None
+        return hit(given)  # type: ignore[no-any-return]  # what ``plain`` gives
+
+    def __call__(self, given: Given, rest: tuple[Any, ...] = (), args: tuple[Any, ...] | None = None) -> R:
+        """``plain(*args)``: recalled where a call of the same kind is known, else run and noted for the next one.
+
+        ``given`` are the tensors among ``args``, which are those and then ``rest`` unless said. ``rest`` holds every
+        other argument and which of the tensors there are, numbers as ``exact`` gives them where they may be zero.
+        Raises ``DeclarationError`` where an argument is missing, ``BadArgument`` for tensors whose bytes a kernel
+        cannot read.
+        """
+        here = session._current or session.current()  # the latter alone would cost as much as the look-up
+        calls, call = here.calls, context.current()
+        if self._shapes == 1:
+            key = (self.name, given[0].shape, *rest)
+        else:
+            key = (self.name, *[tensor.shape for tensor in given[: self._shapes]], *rest)
+        try:
+            hit = calls.get((call, key))
+        except TypeError:  # an argument that cannot be hashed is none an operator takes; its checks say so
+            return self._plain(*((*given, *rest) if args is None else args))
+        if hit is not None and not forward_mode():
+            result: R | None = hit(given)
+            if result is not None:
+                trace = trace_in_force()
+                if trace is not None:
+                    trace.whole = False
+                if self._before is not hit:  # kinds that take turns are not tried in vain each time
+                    self._before, self._latest = hit, None
+                elif not hit.gradients:  # type: ignore[attr-defined]  # functions take attributes
+                    self._latest = (here, calls, call, rest, hit)
+                return result
+        args = (*given, *rest) if args is None else args
+        return first_call(key, given, self._plain, args, self._outs, self._in_place)  # type: ignore[no-any-return]
 
 
-def exact(number: Any) -> Any:
-    """``number`` as a part of a key: 0.0 and -0.0, which compare as equal, are told apart."""
+def _equal(rest: tuple[Any, ...], known: tuple[Any, ...]) -> bool:
     try:
-        return number or repr(number)
+        return rest == known
     except (RuntimeError, ValueError):  # a tensor or an array is no number; the operator's checks say so
-        return number
-
-
-def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new dense tensor of ``shape`` for a result or a workspace."""
-    made = torch.empty(tuple(shape), dtype=dtype, device=device)
-    trace = _trace.get()
-    if trace is not None:
-        trace.made.append(made)
-    return made
-
-
-def launch(kernel: Kernel, *args: Any) -> None:
-    """Launch ``kernel`` on its run-time arguments, in parameter order, through its site in the current session."""
-    if is_dynamo_compiling():  # an operator that is not opaque: its launch breaks the graph
-        torch.compiler.disable(launch)(kernel, *args)  # type: ignore[no-untyped-call]  # torch's decorator
-        return
-    site, trace = session.current().site(kernel), _trace.get()
-    dry = trace is not None and trace.dry
-    launched = site.memo.get(site.key(context.current(), args)) if dry else site(*args)
-    if trace is None:
-        return
-    if launched is None:
-        trace.whole = False
-    else:
-        trace.launched.append(Noted(launched, kernel, args))
-
-
-# --- the first call of a kind -------------------------------------------------------------------------------------
-
-
-def _plain(
-    key: tuple[Any, ...],
-    given: tuple[torch.Tensor, ...],
-    plain: Callable[..., Any],
-    args: tuple[Any, ...],
-    outs: int,
-    in_place: Sequence[int],
-) -> Any:
-    calls, kind = session.current().calls, (context.current(), key)
-    known = getattr(calls.get(kind), "variants", ())
-    if any(knows(variant, given) for variant in known) and not torch_compat.forward_mode():
-        return plain(*args)  # recalled as soon as nobody listens and the tensors' device is current
-    for i, tensor in enumerate(given):
-        check_readable(key[0], i, tensor)
-    with _noted() as trace:
-        result = plain(*args)
-    if not trace.whole or not trace.launched:
-        return result
-    _check_key(key, args)
-    _check_writes(key, trace.made)
-    noted = _apart(plain, args) if within_each_other(given) else (trace, given, result)
-    hit = hit_of(*noted, like=given, outs=outs, in_place=in_place) if _tells_zeros(key, args) else None
-    if hit is not None and knows(hit, given):
-        if len(calls) >= MEMO_LIMIT:
-            calls.clear()
-        calls[kind] = _any_of((hit, *known)[:MOST_VARIANTS])
-    return result
-
-
-def check_readable(owner: str, name: str | int, tensor: Any) -> None:
-    """Raise ``BadArgument`` for a tensor whose bytes a kernel cannot read; what is no tensor is left to others.
-
-    ``name`` is the argument's name, or its place among the tensors of the call.
-    """
-    found = torch_compat.unreadable(tensor) if isinstance(tensor, torch.Tensor) else None
-    if found is not None:
-        what, instead = found
-        raise BadArgument(
-            f"{owner}: {name if isinstance(name, str) else f'tensor {name + 1}'} is {what}",
-            why="a kernel reads and writes bytes at an address, past everything that torch keeps beside them",
-            fix=f"call {instead}",
-        )
-
-
-@contextlib.contextmanager
-def _noted(*, dry: bool = False) -> Iterator[Trace]:
-    outer = _trace.get()
-    if outer is not None:
-        outer.whole = False  # what a call within this one did is not this one's to repeat
-    trace = Trace(dry=dry)
-    token = _trace.set(trace)
-    try:
-        yield trace
-    finally:
-        _trace.reset(token)
-
-
-def _apart(plain: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Trace, tuple[torch.Tensor, ...], Any]:
-    """A trace of ``plain`` on stand-ins for tensors of ``args`` that share an address; launches nothing."""
-    swapped = tuple(_stand_in(arg) if isinstance(arg, torch.Tensor) else arg for arg in args)
-    with _noted(dry=True) as trace:
-        result = plain(*swapped)
-    return trace, tuple(arg for arg in swapped if isinstance(arg, torch.Tensor)), result
-
-
-def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of memory of its own with the shape, strides, dtype and alignment of ``tensor``."""
-    item = tensor.element_size()
-    offset = (tensor.data_ptr() & 15) // item
-    room = torch.empty(span(tensor) // item + offset, dtype=tensor.dtype, device=tensor.device)
-    return room.as_strided(tensor.shape, tensor.stride(), offset)
-
-
-def _check_key(key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
-    for arg in args:
-        if arg is None or isinstance(arg, torch.Tensor) or any(arg is part or arg == part for part in key):
-            continue
-        if exact(arg) not in key:
-            raise DeclarationError(
-                f"the key {key[0]!r} of a call does not hold its argument {arg!r}",
-                why="calls that differ in it would share a launch",
-            )
-
-
-def _tells_zeros(key: tuple[Any, ...], args: Iterable[Any]) -> bool:
-    """Whether a call with ``key`` is told from those that have a zero of another sign among ``args``."""
-    numbers = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,)) if part.__class__ is float]
-    return all(number or repr(number) in key for number in numbers)
-
-
-def _check_writes(key: tuple[Any, ...], made: Sequence[torch.Tensor]) -> None:
-    """Raise ``DeclarationError`` where torch wrote a tensor of a noted call: calls like it would leave that out."""
-    if any(map(torch_compat.torch_writes, made)):
-        raise DeclarationError(
-            f"the plain path of {key[0]!r} writes a new tensor by other means than a launch",
-            why="a call that is recalled repeats allocations and launches, and nothing besides",
-            fix="write it in a kernel, or before answer() is called",
-        )
-
-
-def _any_of(variants: tuple[Hit, ...]) -> Hit:
-    """The answer of the first of ``variants`` that has one."""
-    first, others = variants[0], variants[1:]
-    if not others:
-        first.variants = variants  # type: ignore[attr-defined]  # functions take attributes
-        return first
-
-    def hit(given: tuple[torch.Tensor, ...]) -> Any:
-        result = first(given)
-        if result is None:
-            for other in others:
-                result = other(given)
-                if result is not None:
-                    break
-        return result
-
-    hit.variants = variants  # type: ignore[attr-defined]  # functions take attributes
-    return hit
+        return False

@@ -10,33 +10,26 @@ import torch
 from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
-from kalign_core.declare import cdiv
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.rms_norm import (
-    FOLD_ROWS,
     rms_norm_backward_kernel,
     rms_norm_dweight_fold_kernel,
     rms_norm_kernel,
     rms_norm_residual_kernel,
 )
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import (
-    Operator,
-    Sizes,
-    check_dtype,
-    check_out,
-    check_same,
-    no_gradients,
-    output_like,
-    random_tensor,
-    rows_of,
-    tensors_only,
-)
+from kalign_core.ops.base import Operator, Sizes, no_gradients, random_tensor, tensors_only
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, exact, launch
-from kalign_core.problems import one_device
-
-MAX_ROW = 65536
+from kalign_core.ops.rms_norm_plain import (
+    DTYPES,
+    again,
+    backward,
+    forward,
+    forward_with_residual,
+    gradient,
+    gradients,
+    weight_gradient,
+)
 
 
 class RMSNorm(Operator):
@@ -59,6 +52,7 @@ class RMSNorm(Operator):
         rms_norm_residual_kernel,
     )
     dims = ("T", "H")
+    dtypes = DTYPES
     shapes = ({"T": 4096, "H": 4096}, {"T": 65536, "H": 128}, {"T": 1024, "H": 16384})
     small_shapes = ({"T": 4, "H": 256},)
 
@@ -71,6 +65,10 @@ class RMSNorm(Operator):
         *,
         out: torch.Tensor | None = None,
     ) -> Any:
+        if not is_dynamo_compiling():
+            known = again(x, weight, eps, residual, out)
+            if known is not None:
+                return known[0] if residual is None else known[:2]
         if residual is not None:
             return _with_residual(x, residual, weight, eps, out)
         if is_dynamo_compiling() or is_exporting():
@@ -99,160 +97,6 @@ class RMSNorm(Operator):
         scaled: torch.Tensor = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
         result: torch.Tensor = scaled * weight.double()
         return result
-
-
-def forward(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The operator without gradients: the result and ``rstd: (rows)`` in float32."""
-    if out is None:
-        key, given = ("rms_norm", x.shape, exact(eps)), (x, weight)
-        return answer(key, given, _forward, (x, weight, eps))  # type: ignore[no-any-return]  # as _forward
-    key, all_ = ("rms_norm(out=)", x.shape, exact(eps)), (x, weight, out)
-    return answer(key, all_, _forward, (x, weight, eps, out), 1, (0,))  # type: ignore[no-any-return]  # as _forward
-
-
-def forward_with_residual(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``(y, h, rstd)`` without gradients: h: ``(... H)`` is ``x + residual`` rounded, rstd: ``(rows)`` float32."""
-    key, given = ("rms_norm residual", x.shape, exact(eps)), (x, residual, weight)
-    return answer(key, given, _forward_with_residual, (*given, eps))  # type: ignore[no-any-return]  # as that
-
-
-def backward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-    d_out: torch.Tensor,
-    d_h: torch.Tensor | None = None,
-    needs: tuple[bool, bool] = (True, True),
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of x and weight (those that ``needs`` asks for) for an upstream gradient ``d_out: (... H)``.
-
-    ``d_h: (... H)`` is what reaches x (then a sum with a residual) by another way; it is added before rounding.
-    """
-    given = (x, weight, rstd, d_out) if d_h is None else (x, weight, rstd, d_out, d_h)
-    if all(needs):
-        return gradients(*given)
-    return (gradient(*given), None) if needs[0] else (None, weight_gradient(*given[:4]) if needs[1] else None)
-
-
-def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both of ``backward``'s gradients, from one pass over x and d_out."""
-    return answer(("rms_norm gradients", given[0].shape, len(given)), given, _gradients, given)  # type: ignore[no-any-return]
-
-
-def gradient(*given: torch.Tensor) -> torch.Tensor:
-    """The gradient of x alone."""
-    return answer(("rms_norm dx", given[0].shape, len(given)), given, _gradient, given)  # type: ignore[no-any-return]
-
-
-def weight_gradient(*given: torch.Tensor) -> torch.Tensor:
-    """The gradient of weight alone; nothing that reaches h otherwise touches it."""
-    return answer(("rms_norm dweight", given[0].shape), given, _weight_gradient, given)  # type: ignore[no-any-return]
-
-
-def _forward(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(x, weight, eps)
-    if out is not None:
-        check_out("rms_norm", out, in_place=False, weight=weight)
-        check_out("rms_norm", out, in_place=True, x=x)
-    result = output_like("rms_norm", out, x.shape, x)
-    rows, o = rows_of("rms_norm", "x", x), rows_of("rms_norm", "out", result)
-    rstd = allocate((rows.shape[0],), torch.float32, x.device)
-    if result.numel():
-        launch(rms_norm_kernel, rows, weight, o, rstd, *rows.shape, rows.stride(0), o.stride(0), float(eps))
-    return result, rstd
-
-
-def _forward_with_residual(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _check(x, weight, eps)
-    check_same("rms_norm", ("x", x), ("residual", residual))
-    y, h = (allocate(x.shape, x.dtype, x.device) for _ in range(2))
-    rows, r, o, s = (rows_of("rms_norm", "x", tensor) for tensor in (x, residual, y, h))
-    rstd = allocate((rows.shape[0],), torch.float32, x.device)
-    if y.numel():
-        strides = (rows.stride(0), r.stride(0), o.stride(0), s.stride(0))
-        launch(rms_norm_residual_kernel, rows, r, weight, o, s, rstd, *rows.shape, *strides, float(eps))
-    return y, h, rstd
-
-
-def _gradients(
-    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor, d_h: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    d_x, partial = allocate(x.shape, x.dtype, x.device), _partial(x)
-    _launch_backward(x, weight, rstd, d_out, d_h, d_x, partial)
-    return d_x, _folded(partial, weight)
-
-
-def _gradient(
-    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor, d_h: torch.Tensor | None = None
-) -> torch.Tensor:
-    d_x = allocate(x.shape, x.dtype, x.device)
-    _launch_backward(x, weight, rstd, d_out, d_h, d_x, None)
-    return d_x
-
-
-def _weight_gradient(x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, d_out: torch.Tensor) -> torch.Tensor:
-    partial = _partial(x)
-    _launch_backward(x, weight, rstd, d_out, None, None, partial)
-    return _folded(partial, weight)
-
-
-def _launch_backward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-    d_out: torch.Tensor,
-    d_h: torch.Tensor | None,
-    d_x: torch.Tensor | None,
-    partial: torch.Tensor | None,
-) -> None:
-    """One pass over x and d_out into those of ``d_x`` and ``partial`` that are given."""
-    if not x.numel():
-        return
-    rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
-    also = None if d_h is None else rows_of("rms_norm", "gradient", d_h)
-    o = None if d_x is None else rows_of("rms_norm", "gradient", d_x)
-    strides = (rows.stride(0), d.stride(0), *(0 if t is None else t.stride(0) for t in (also, o)))
-    launch(rms_norm_backward_kernel, rows, weight, rstd, d, also, o, partial, *rows.shape, *strides)
-
-
-def _partial(x: torch.Tensor) -> torch.Tensor:
-    """Room for the weight's gradient by blocks of rows: float32 ``(blocks H)``."""
-    tokens = x.numel() // x.shape[-1] if x.numel() else 0
-    return allocate((cdiv(tokens, FOLD_ROWS), x.shape[-1]), torch.float32, x.device)
-
-
-def _folded(partial: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    if not partial.numel():
-        return torch.zeros_like(weight)
-    d_weight = allocate(weight.shape, weight.dtype, weight.device)
-    launch(rms_norm_dweight_fold_kernel, partial, d_weight, *partial.shape)
-    return d_weight
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
-    one_device("rms_norm", {"x": x, "weight": weight})
-    check_dtype("rms_norm", "x", x, RMSNorm.dtypes)
-    check_dtype("rms_norm", "weight", weight, RMSNorm.dtypes)
-    if x.dim() < 1 or weight.dim() != 1 or weight.shape[0] != x.shape[-1]:
-        raise BadArgument(
-            f"rms_norm: x is {tuple(x.shape)}, weight {tuple(weight.shape)}",
-            why="x: (... H), weight: (H)",
-            fix="normalise over the last axis",
-        )
-    if x.shape[-1] > MAX_ROW:
-        raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row is held whole, up to {MAX_ROW}")
-    if not isinstance(eps, (int, float)):
-        raise BadArgument(f"rms_norm: eps is {eps!r}, not a number", fix="eps=1e-6")
-    if not weight.is_contiguous():
-        raise BadArgument("rms_norm: weight is not contiguous", fix="weight.contiguous()")
 
 
 class _RMSNorm(torch.autograd.Function):

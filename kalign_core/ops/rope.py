@@ -12,8 +12,9 @@ from kalign_core.errors import BadArgument
 from kalign_core.kernels.rope import rope_kernel
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import check_constants
 from kalign_core.problems import one_device
 
@@ -42,6 +43,10 @@ class Rope(Operator):
     def __call__(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
     ) -> torch.Tensor:
+        if not is_dynamo_compiling():
+            result = _TURNED.again((x, cos, sin), (interleaved, 1.0))
+            if result is not None:
+                return result
         try:
             check_constants("rope", cos=cos, sin=sin)
             if is_dynamo_compiling() or is_exporting():
@@ -71,14 +76,12 @@ class Rope(Operator):
 
 def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The operator without gradients."""
-    key, given = ("rope", x.shape, interleaved, 1.0), (x, cos, sin)
-    return answer(key, given, _turned, (*given, interleaved, 1.0))  # type: ignore[no-any-return]  # as _turned
+    return _TURNED((x, cos, sin), (interleaved, 1.0))
 
 
 def backward(cos: torch.Tensor, sin: torch.Tensor, d_out: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The gradient of x for an upstream gradient ``d_out: (... heads D)``: turned the other way."""
-    key, given = ("rope", d_out.shape, interleaved, -1.0), (d_out, cos, sin)
-    return answer(key, given, _turned, (*given, interleaved, -1.0))  # type: ignore[no-any-return]  # as _turned
+    return _TURNED((d_out, cos, sin), (interleaved, -1.0))
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: float) -> torch.Tensor:
@@ -91,6 +94,9 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: 
     strides = (*heads.stride()[:2], c.stride(0), s.stride(0), *result.stride()[:2])
     launch(rope_kernel, heads, c, s, result, *heads.shape, *strides, sign, int(interleaved))
     return out
+
+
+_TURNED = Form("rope", _turned)
 
 
 def _heads(x: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,9 @@ from kalign_core.kernels.selected_logprob import selected_logprob_backward_kerne
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of, tensors_only
 from kalign_core.ops.ids import check_ids, watch_range
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 from kalign_core.ops.softmax import check_temperature, row_parts
 from kalign_core.problems import one_device
 
@@ -114,8 +115,7 @@ class Results(NamedTuple):
 
 def forward(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> Results:
     """The operator without gradients, with what its backward pass needs."""
-    key = ("selected_logprob", logits.shape, options)
-    made = iter(answer(key, (logits, ids), _forward, (logits, ids, options)))
+    made = iter(_FORWARD((logits, ids), (options,)))
     wanted = (True, options.entropy, options.lse, True, True)
     return Results(*(next(made) if is_wanted else None for is_wanted in wanted))  # type: ignore[arg-type]  # in order
 
@@ -134,8 +134,7 @@ def backward(
     there = tuple(gradient is not None for gradient in upstream)
     entropy, *rows = known
     given = (logits, ids, *rows, *(t for t in (entropy if there[1] else None, *upstream) if t is not None))
-    key = ("selected_logprob backward", logits.shape, options, there)
-    return answer(key, given, _backward, (*given, options, there))  # type: ignore[no-any-return]  # as _backward
+    return _BACKWARD(given, (options, there))
 
 
 def _forward(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> tuple[torch.Tensor, ...]:
@@ -172,6 +171,10 @@ def _backward(logits: torch.Tensor, ids: torch.Tensor, *rest: Any) -> torch.Tens
         LOG2_E / options.temperature, 1.0 / options.temperature, options.ignore_index,
     )  # fmt: skip
     return d_logits
+
+
+_FORWARD = Form("selected_logprob", _forward)
+_BACKWARD = Form("selected_logprob backward", _backward)
 
 
 def _check(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> None:

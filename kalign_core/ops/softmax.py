@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -40,8 +41,9 @@ from kalign_core.ops.base import (
     rows_of,
     tensors_only,
 )
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 
 # So many rows, each with a program of its own, fill no device; their chunks do.
 FEW_ROWS = 128
@@ -136,11 +138,9 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def forward(kernels: Kernels, x: torch.Tensor, temperature: float, out: torch.Tensor | None = None) -> Results:
     """The operator without gradients: the result, and each row's t and s of the contract, float32 ``(rows)``."""
-    key = (kernels.name, x.shape, kernels, temperature)
     if out is None:
-        return answer(key, (x,), _forward, (kernels, x, temperature))  # type: ignore[no-any-return]  # as _forward
-    args = (kernels, x, temperature, out)
-    return answer((*key, "out"), (x, out), _forward, args, 1, (0,))  # type: ignore[no-any-return]  # as _forward
+        return _FORWARD[kernels.name]((x,), (temperature,))
+    return _FORWARD_INTO[kernels.name]((x, out), (temperature,), (x, temperature, out))
 
 
 def backward(
@@ -152,8 +152,7 @@ def backward(
     temperature: float,
 ) -> torch.Tensor:
     """Gradient of x for an upstream gradient ``d_out: (... V)``."""
-    key, given = (f"{kernels.name} backward", x.shape, kernels, temperature), (x, row_top, row_sum, d_out)
-    return answer(key, given, _backward, (kernels, *given, temperature))  # type: ignore[no-any-return]  # as _backward
+    return _BACKWARD[kernels.name]((x, row_top, row_sum, d_out), (temperature,))
 
 
 def row_parts(
@@ -221,6 +220,12 @@ def _backward(
         gradient = kernels.held_gradient if rows.shape[1] <= LONGEST_HELD else kernels.long_gradient
         launch(gradient, rows, row_top, row_sum, d, o, *rows.shape, *numbers)
     return d_x
+
+
+_BOTH = (SOFTMAX, LOG_SOFTMAX)
+_FORWARD = {k.name: Form(k.name, partial(_forward, k)) for k in _BOTH}
+_FORWARD_INTO = {k.name: Form(f"{k.name}(out=)", partial(_forward, k), outs=1, in_place=(0,)) for k in _BOTH}
+_BACKWARD = {k.name: Form(f"{k.name} backward", partial(_backward, k)) for k in _BOTH}
 
 
 class _Softmax(torch.autograd.Function):

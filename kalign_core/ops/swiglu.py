@@ -22,8 +22,9 @@ from kalign_core.ops.base import (
     rows_of,
     tensors_only,
 )
+from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.recall import Form
 
 
 class SwiGLU(Operator):
@@ -42,6 +43,10 @@ class SwiGLU(Operator):
     small_shapes = ({"T": 4, "F": 1024},)
 
     def __call__(self, gate: torch.Tensor, up: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        if not is_dynamo_compiling():
+            result = _FORWARD.again((gate, up)) if out is None else _FORWARD_INTO.again((gate, up, out))
+            if result is not None:
+                return result
         if is_dynamo_compiling() or is_exporting():
             return _traced(gate, up, out)
         try:
@@ -64,17 +69,12 @@ class SwiGLU(Operator):
 
 def forward(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     """The operator without gradients."""
-    if out is None:
-        given = (gate, up)
-        return answer(("swiglu", gate.shape), given, _forward, given)  # type: ignore[no-any-return]  # as _forward
-    all_ = (gate, up, out)
-    return answer(("swiglu(out=)", gate.shape), all_, _forward, all_, 1, (0, 1))  # type: ignore[no-any-return]
+    return _FORWARD((gate, up)) if out is None else _FORWARD_INTO((gate, up, out))
 
 
 def backward(gate: torch.Tensor, up: torch.Tensor, d_out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of gate and up for an upstream gradient ``d_out: (... F)``."""
-    given = (gate, up, d_out)
-    return answer(("swiglu backward", gate.shape), given, _backward, given)  # type: ignore[no-any-return]  # as _backward
+    return _BACKWARD((gate, up, d_out))
 
 
 def _forward(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -95,6 +95,11 @@ def _backward(gate: torch.Tensor, up: torch.Tensor, d_out: torch.Tensor) -> tupl
         tensors = [rows_of("swiglu", "gradient", t) for t in (gate, up, d_out, d_gate, d_up)]
         launch(swiglu_backward_kernel, *tensors, *tensors[0].shape, *(t.stride(0) for t in tensors))
     return d_gate, d_up
+
+
+_FORWARD = Form("swiglu", _forward)
+_FORWARD_INTO = Form("swiglu(out=)", _forward, outs=1, in_place=(0, 1))
+_BACKWARD = Form("swiglu backward", _backward)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -11,7 +11,8 @@ import torch
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.base import check_out, output_like
 from kalign_core.ops.hits import extent
-from kalign_core.ops.recall import answer, exact, launch
+from kalign_core.ops.noting import exact, launch
+from kalign_core.ops.recall import Form
 from kalign_core.session import Session
 from tests.core.scripted import scale_kernel
 
@@ -84,12 +85,15 @@ class Scaled:
 
     def __init__(self) -> None:
         self.ran = 0
+        self.form, self.form_into = Form("scaled", self.plain), Form("scaled(out=)", self.plain, outs=1, in_place=(0,))
 
     def __call__(self, x: torch.Tensor, factor: Any = 2.0, out: torch.Tensor | None = None) -> torch.Tensor:
+        rest = (exact(factor),)
         if out is None:
-            return answer(("scaled", x.shape, exact(factor)), (x,), self.plain, (x, factor))  # type: ignore[no-any-return]
-        key, given = ("scaled(out=)", x.shape, exact(factor)), (x, out)
-        return answer(key, given, self.plain, (x, factor, out), 1, (0,))  # type: ignore[no-any-return]
+            known = self.form.again((x,), rest)
+            return self.form((x,), rest, (x, factor)) if known is None else known
+        known = self.form_into.again((x, out), rest)
+        return self.form_into((x, out), rest, (x, factor, out)) if known is None else known
 
     def plain(self, x: torch.Tensor, factor: float, out: torch.Tensor | None = None) -> torch.Tensor:
         """What every first call of its kind runs."""

@@ -16,7 +16,7 @@ from kalign_core.cache.base import MemoryStore
 from kalign_core.declare import Config, Kernel, cdiv, data, kernel, next_power_of_2, powers_of_two, written
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.base import random_tensor
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 from kalign_core.problems import problem_of
 from kalign_core.records import Argument, Entry, EntryKey, Identity, Problem
 from kalign_core.session import Session

@@ -23,7 +23,7 @@ from kalign_core.declare import Kernel, powers_of_two
 from kalign_core.hal.base import Launch
 from kalign_core.hal.replay import IDENTITY, ReplayPlatform
 from kalign_core.kernels.rms_norm import rms_norm_kernel
-from kalign_core.ops import recall
+from kalign_core.ops import noting
 from kalign_core.records import Config, Entry, Problem
 from kalign_core.session import Session
 from kalign_core.settings import Settings
@@ -112,7 +112,7 @@ def test_varying_rows_hit_what_was_decided(folder: Path, counts: list[int], mode
 
 def test_what_is_remembered_of_calls_is_bounded(folder: Path, counts: list[int], monkeypatch: Any) -> None:
     """However many shapes are called, what a session keeps to launch at once has a bound."""
-    monkeypatch.setattr(recall, "MEMO_LIMIT", 100)
+    monkeypatch.setattr(noting, "MEMO_LIMIT", 100)
     here = deciding(folder)
     largest = 0
     for start in range(0, len(counts), 500):

@@ -14,7 +14,7 @@ import kalign_core as kalign
 from kalign_core import launch as launch_path
 from kalign_core.errors import CandidateFailed
 from kalign_core.hal.replay import Script
-from kalign_core.ops import recall
+from kalign_core.ops import noting
 from kalign_core.records import Config
 from kalign_core.session import Session
 from tests.core.scripted import (
@@ -165,7 +165,7 @@ def test_rows_of_none_are_no_rows_of_one(session: Session) -> None:
 def test_the_memo_is_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many kinds of calls a process makes, its memory does not grow with them."""
     monkeypatch.setattr(launch_path, "MEMO_LIMIT", 4)
-    monkeypatch.setattr(recall, "MEMO_LIMIT", 4)
+    monkeypatch.setattr(noting, "MEMO_LIMIT", 4)
     for width in range(1, 12):
         x = normals(2, width)
         assert torch.equal(scale(x), x * 2)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kalign_core.errors import BadArgument, KalignError, MixedDevices
-from kalign_core.ops.rms_norm import MAX_ROW, backward
+from kalign_core.ops.rms_norm_plain import MAX_ROW, backward
 from tests.core.scripted import assert_near, assert_rows_keep_their_bits, bits, company, leaf, normals, ops
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

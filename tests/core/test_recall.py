@@ -58,7 +58,7 @@ def test_an_output_is_written_and_given_back(session: Session, scaled: Scaled) -
 def test_what_is_recalled_has_the_plain_path_s_bits(session: Session, call: Callable[..., torch.Tensor]) -> None:
     """Operators with one launch and several, with workspaces and without, repeat their first answer."""
     expected = [bits(call(normals(3, 40, seed=seed), normals(40))) for seed in (0, 1)]
-    session.calls.clear()
+    session.forget()
     call(normals(3, 40, seed=2), normals(40))
     before = fired(session)
     assert [bits(call(normals(3, 40, seed=seed), normals(40))) for seed in (0, 1)] == expected

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kalign_core.errors import BadArgument
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.recall import Form
 from kalign_core.session import Session
 from tests.core.pinned import Scaled, fired
 from tests.core.scripted import bits, launched, leaf, normals, ops, scale_kernel
@@ -109,7 +110,7 @@ def test_one_tensor_passed_twice(session: Session, first: bool) -> None:
     """Whichever came first, calls with one tensor twice and with two tensors each read what they were given."""
     x, y = normals(2, 8), normals(2, 8, seed=1)
     expected = {2: bits(ops.swiglu(x, y)), 1: bits(ops.swiglu(x, x.clone()))}
-    session.calls.clear()
+    session.forget()
     for _ in range(3):
         for count in (1, 2) if first else (2, 1):
             assert bits(ops.swiglu(x, (x, y)[count - 1])) == expected[count]
@@ -136,8 +137,9 @@ def test_a_call_within_a_call_on_one_memory_launches_once(session: Session) -> N
 
     x = normals(3, 40)
     given = (x, x.view(3, 40))
+    form = Form("outer", plain)
     for count in (2, 4):
-        answer(("outer", x.shape), given, plain, given)
+        form(given)
         assert len(launched(session)) == count
 
 
@@ -149,9 +151,7 @@ def test_an_input_inside_another_says_nothing_of_the_next(session: Session) -> N
         launch(scale_kernel, half, made, *half.shape, half.stride(0), made.stride(0), 2.0)
         return made
 
-    def call(joined: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return answer(("halves", joined.shape), (joined, other), plain, (joined, other))  # type: ignore[no-any-return]
-
+    form = Form("halves", plain)
     joined, apart = normals(3, 80), normals(3, 80, seed=1)
-    assert bits(call(joined, joined[:, 40:])) == bits(joined[:, 40:] * 2)
-    assert bits(call(joined, apart[:, 40:])) == bits(joined[:, 40:] * 2)
+    assert bits(form((joined, joined[:, 40:]))) == bits(joined[:, 40:] * 2)
+    assert bits(form((joined, apart[:, 40:]))) == bits(joined[:, 40:] * 2)

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from kalign_core.errors import DeclarationError
-from kalign_core.ops import recall
-from kalign_core.ops.recall import allocate, answer, launch
+from kalign_core.ops import noting
+from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.recall import Form
 from kalign_core.session import Session
 from tests.core.pinned import Scaled
 from tests.core.scripted import bits, in_threads, normals, ops, scale_kernel
@@ -33,11 +34,11 @@ def strided(stride: int) -> torch.Tensor:
 # --- what is never remembered -------------------------------------------------------------------------------------
 
 
-def noted(plain: Callable[..., Any], *args: Any, key: tuple[Any, ...] = ("noted",)) -> Any:
+def noted(plain: Callable[..., Any], *args: Any, rest: tuple[Any, ...] = ()) -> Any:
     """Two calls of ``plain``, of which the second may be recalled."""
-    given = tuple(arg for arg in args if isinstance(arg, torch.Tensor))
-    answer(key, given, plain, args)
-    return answer(key, given, plain, args)
+    given, form = tuple(arg for arg in args if isinstance(arg, torch.Tensor)), Form("noted", plain)
+    form(given, rest, args)
+    return form(given, rest, args)
 
 
 def test_a_key_without_an_argument_is_an_error(session: Session) -> None:
@@ -49,7 +50,7 @@ def test_a_key_without_an_argument_is_an_error(session: Session) -> None:
 def test_a_zero_is_remembered_only_where_its_sign_is_told(session: Session) -> None:
     """A key that holds 0.0 as it is would answer for -0.0."""
     scaled = Scaled()
-    noted(scaled.plain, X, 0.0, key=("noted", 0.0))
+    noted(scaled.plain, X, 0.0, rest=(0.0,))
     assert (scaled.ran, session.calls) == (2, {})
 
 
@@ -102,8 +103,9 @@ def test_a_call_that_would_not_be_recalled_itself_is_not_remembered(session: Ses
     """A path that takes memory which a recalled call may not share costs no entry for each call."""
     x = normals(3, 40)
     given = (x, x.view(3, 40))
+    form = Form("noted", scaled.plain, outs=1)
     for _ in range(2):
-        answer(("noted", 2.0), given, scaled.plain, (x, 2.0, given[1]), 1, ())
+        form(given, (2.0,), (x, 2.0, given[1]))
     assert session.calls == {}
 
 
@@ -125,7 +127,7 @@ def test_what_cannot_be_hashed_goes_to_the_checks(session: Session, factor: Any)
     def plain(x: torch.Tensor, factor: Any) -> str:
         return "checked"
 
-    assert answer(("noted", factor), (X,), plain, (X, factor)) == "checked"
+    assert Form("noted", plain)((X,), (factor,)) == "checked"
 
 
 # --- how much is remembered, and by whom --------------------------------------------------------------------------
@@ -133,14 +135,14 @@ def test_what_cannot_be_hashed_goes_to_the_checks(session: Session, factor: Any)
 
 def test_kinds_are_bounded(session: Session, scaled: Scaled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the number of keys nor that of variants under one key grows without end."""
-    monkeypatch.setattr(recall, "MEMO_LIMIT", 4)
+    monkeypatch.setattr(noting, "MEMO_LIMIT", 4)
     for rows in range(1, 12):
         scaled(normals(rows, 8))
     assert len(session.calls) <= 4
     for stride in range(40, 60):
         x = strided(stride)
         assert torch.equal(scaled(x), x * 2)
-    assert max(len(hit.variants) for hit in session.calls.values()) == recall.MOST_VARIANTS  # type: ignore[attr-defined]
+    assert max(len(hit.variants) for hit in session.calls.values()) == noting.MOST_VARIANTS  # type: ignore[attr-defined]
 
 
 def test_every_variant_of_a_key_is_recalled(session: Session, scaled: Scaled) -> None:

@@ -15,7 +15,7 @@ from kalign_core import context
 from kalign_core.cache.toml_store import TomlStore
 from kalign_core.errors import MissingEntry
 from kalign_core.hal.replay import Script
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 from kalign_core.records import Config
 from kalign_core.session import Session
 from kalign_core.settings import Settings

@@ -20,7 +20,7 @@ import torch
 import kalign_core as kalign
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.base import random_tensor
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 from tests.core.tuner_samples import BEST, declared, double_kernel
 
 import triton  # isort: skip

@@ -14,7 +14,7 @@ import kalign_core as kalign  # noqa: E402
 from kalign_core import ops, session  # noqa: E402
 from kalign_core.cache.base import MemoryStore  # noqa: E402
 from kalign_core.errors import BadArgument  # noqa: E402
-from kalign_core.ops.recall import launch  # noqa: E402
+from kalign_core.ops.noting import launch  # noqa: E402
 from kalign_core.session import Session  # noqa: E402
 from tests.cuda import guard_kernels  # noqa: E402
 

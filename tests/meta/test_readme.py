@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 CALL = """
 import torch, kalign_core as kalign
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 x = torch.arange(5.0); out = torch.empty_like(x)
 for mode in ("off", "tune", "read"):
     with kalign.using(mode=mode):
