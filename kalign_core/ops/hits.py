@@ -164,7 +164,8 @@ def _general(
         if not admit(at) or not here():
             return None
         made = [new() for new in make]
-        tensors, addresses = (*given, *made, None), (*at, *map(_address, made), None)
+        tensors: tuple[Any, ...] = (*given, *made, None)
+        addresses = (*at, *map(_address, made), None)
         try:
             for step in steps:
                 step(tensors, addresses)
@@ -237,15 +238,19 @@ def _admission(given: Sequence[torch.Tensor], outs: int, in_place: Sequence[int]
         for out in range(first, len(given))
         for i in range(out)
     ]
+    near = [(out, i, -other.span, written.span) for out, i, written, other, _ in pairs]
     gradients, grad_enabled = any(tensor.requires_grad for tensor in given), torch.is_grad_enabled
 
     def admit(at: Addresses) -> bool:
         if [address & 15 == 0 for address in at] != aligned or (gradients and grad_enabled()):
             return False
-        return not any(
-            overlap(at[i] - at[out], written, other) and not (may_coincide and at[i] == at[out])
-            for out, i, written, other, may_coincide in pairs
-        )
+        for out, i, below, behind in near:  # most buffers lie far from each other
+            if below < at[i] - at[out] < behind:
+                return not any(
+                    overlap(at[i] - at[out], written, other) and not (may_coincide and at[i] == at[out])
+                    for out, i, written, other, may_coincide in pairs
+                )
+        return True
 
     return admit
 

@@ -40,7 +40,7 @@ class Form(Generic[R]):
     ) -> None:
         self.name = name
         self._plain, self._outs, self._in_place, self._shapes = plain, outs, in_place, shapes
-        self._before: Hit | None = None
+        self._before: Any = None
         self._latest: _Latest | None = None
 
     def again(self, given: Given, rest: tuple[Any, ...] = ()) -> R | None:
@@ -78,7 +78,7 @@ class Form(Generic[R]):
         else:
             key = (self.name, *[tensor.shape for tensor in given[: self._shapes]], *rest)
         try:
-            hit = calls.get((call, key))
+            hit: Any = calls.get((call, key))
         except TypeError:  # an argument that cannot be hashed is none an operator takes; its checks say so
             return self._plain(*((*given, *rest) if args is None else args))
         if hit is not None and not forward_mode():
@@ -89,7 +89,7 @@ class Form(Generic[R]):
                     trace.whole = False
                 if self._before is not hit:  # kinds that take turns are not tried in vain each time
                     self._before, self._latest = hit, None
-                elif not hit.gradients:  # type: ignore[attr-defined]  # functions take attributes
+                elif not hit.gradients:
                     self._latest = (here, calls, call, rest, hit)
                 return result
         args = (*given, *rest) if args is None else args

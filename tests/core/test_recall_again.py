@@ -45,7 +45,8 @@ def test_it_launches_on_the_tensors_it_is_given(session: Session, known: Scaled)
     """The answer is the form's own: one launch, on this call's tensors, into new memory."""
     x, before = normals(3, 40, seed=5), fired(session)
     one, two = known.form.again((x,), TWO), known.form.again((x,), TWO)
-    assert one is not None and two is not None
+    assert one is not None
+    assert two is not None
     assert bits(one) == bits(two) == bits(x * 2)
     assert one.data_ptr() != two.data_ptr()
     assert (fired(session), known.ran) == (before + 2, 1)
