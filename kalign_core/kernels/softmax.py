@@ -30,7 +30,14 @@ from kalign_core.kernels.row_parts import (
 
 LONGEST_HELD = 4 * CHUNK
 KNOBS = {"ROWS": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8, 16)}
-DERIVED = {**CHUNK_DERIVED, **SLOTS_DERIVED}
+ALONG_ROWS = {
+    "family": "rowwise",
+    "contract": "softmax/1",
+    "dims": ("T", "V"),
+    "bucket": {"T": powers_of_two},
+    "rows": "T",
+    "derived": {**CHUNK_DERIVED, **SLOTS_DERIVED},
+}
 ARGS = {
     "x": data("T", "V", strides=("x_stride", 1)),
     "out": written("T", "V", strides=("out_stride", 1), observe="fp32"),
@@ -53,6 +60,9 @@ def whole_rows(p):
     tile = row * rows
     warps = max(1, min(16, tile // (512 if tile < 8192 else 1024)))
     return Config(ROWS=rows, num_warps=warps, num_stages=1, enable_fp_fusion=False)
+
+
+HELD = {**ALONG_ROWS, "reference": whole_rows, "knobs": KNOBS, "grid": lambda p, c: (cdiv(p.T, c.ROWS),)}
 
 
 @triton.jit
@@ -133,19 +143,7 @@ def _held_gradient(
     tl.store(d_x + rows * d_x_stride + columns, result.to(d_x.dtype.element_ty), mask=inside)
 
 
-@kernel(
-    name="softmax",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=ARGS,
-    reference=whole_rows,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=lambda p, c: (cdiv(p.T, c.ROWS),),
-)
+@kernel(name="softmax", args=ARGS, **HELD)
 @triton.jit(do_not_specialize=["T"])
 def softmax_kernel(
     x, out, row_top, row_sum, T, V, x_stride, out_stride, k,
@@ -155,19 +153,7 @@ def softmax_kernel(
                LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="softmax_backward",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=GRADIENT_ARGS,
-    reference=whole_rows,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=lambda p, c: (cdiv(p.T, c.ROWS),),
-)
+@kernel(name="softmax_backward", args=GRADIENT_ARGS, **HELD)
 @triton.jit(do_not_specialize=["T"])
 def softmax_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,
@@ -177,19 +163,7 @@ def softmax_backward_kernel(
                    LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="log_softmax",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=ARGS,
-    reference=whole_rows,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=lambda p, c: (cdiv(p.T, c.ROWS),),
-)
+@kernel(name="log_softmax", args=ARGS, **HELD)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_kernel(
     x, out, row_top, row_sum, T, V, x_stride, out_stride, k,
@@ -199,19 +173,7 @@ def log_softmax_kernel(
                LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="log_softmax_backward",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=GRADIENT_ARGS,
-    reference=whole_rows,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=lambda p, c: (cdiv(p.T, c.ROWS),),
-)
+@kernel(name="log_softmax_backward", args=GRADIENT_ARGS, **HELD)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,

@@ -9,17 +9,11 @@ which read the chunks' parts that ``row_parts`` left.
 import triton
 import triton.language as tl
 
-from kalign_core.declare import Config, cdiv, data, kernel, powers_of_two, scale, side_output, written
+from kalign_core.declare import Config, cdiv, data, kernel, scale, side_output, written
 from kalign_core.kernels.pairs import pair_sum
 from kalign_core.kernels.row_parts import CHUNK, chunk_part, chunk_sum, load_parts, merged
-from kalign_core.kernels.softmax import ARGS, DERIVED, GRADIENT_ARGS, gradient_of, probability, result_of, terms_of
+from kalign_core.kernels.softmax import ALONG_ROWS, ARGS, GRADIENT_ARGS, gradient_of, probability, result_of, terms_of
 
-REFERENCE = Config(KEEP=16, STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False)
-KNOBS = {"KEEP": (8, 12, 16), "STAGES": (1, 2, 3), "num_warps": (4, 8, 16)}
-GRADIENT_REFERENCE = Config(STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False)
-GRADIENT_KNOBS = {"STAGES": (1, 2, 3), "num_warps": (4, 8, 16)}
-PIECES_REFERENCE = Config(BLOCK=8192, num_warps=4, num_stages=1, enable_fp_fusion=False)
-PIECES_KNOBS = {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)}
 PIECES_ARGS = {
     "x": data("T", "V", strides=("x_stride", 1)),
     "part_top": data("T", f"V/{CHUNK}", strides=("part_stride", 1)),
@@ -38,6 +32,26 @@ def a_row_each(p, c):
 def a_piece_each(p, c):
     """A program for each ``BLOCK`` elements of a row, rows outermost."""
     return (p.T * cdiv(p.V, c.BLOCK),)
+
+
+LONG = {
+    **ALONG_ROWS,
+    "reference": Config(KEEP=16, STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False),
+    "knobs": {"KEEP": (8, 12, 16), "STAGES": (1, 2, 3), "num_warps": (4, 8, 16)},
+    "grid": a_row_each,
+}
+GRADIENT = {
+    **ALONG_ROWS,
+    "reference": Config(STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False),
+    "knobs": {"STAGES": (1, 2, 3), "num_warps": (4, 8, 16)},
+    "grid": a_row_each,
+}
+PIECES = {
+    **ALONG_ROWS,
+    "reference": Config(BLOCK=8192, num_warps=4, num_stages=1, enable_fp_fusion=False),
+    "knobs": {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (2, 4, 8)},
+    "grid": a_piece_each,
+}
 
 
 @triton.jit
@@ -142,19 +156,7 @@ def _long_gradient(
         tl.store(d_x + row * d_x_stride + place, result.to(d_x.dtype.element_ty), mask=inside, cache_modifier=".cs")
 
 
-@kernel(
-    name="softmax_long",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=ARGS,
-    reference=REFERENCE,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=a_row_each,
-)
+@kernel(name="softmax_long", args=ARGS, **LONG)
 @triton.jit(do_not_specialize=["T"])
 def softmax_long_kernel(
     x, out, row_top, row_sum, T, V, x_stride, out_stride, k,
@@ -165,19 +167,7 @@ def softmax_long_kernel(
               LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="softmax_pieces",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=PIECES_ARGS,
-    reference=PIECES_REFERENCE,
-    knobs=PIECES_KNOBS,
-    derived=DERIVED,
-    grid=a_piece_each,
-)
+@kernel(name="softmax_pieces", args=PIECES_ARGS, **PIECES)
 @triton.jit(do_not_specialize=["T"])
 def softmax_pieces_kernel(
     x, part_top, part_sum, out, row_top, row_sum, T, V, x_stride, part_stride, out_stride, k,
@@ -187,19 +177,7 @@ def softmax_pieces_kernel(
                   LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="softmax_long_backward",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=GRADIENT_ARGS,
-    reference=GRADIENT_REFERENCE,
-    knobs=GRADIENT_KNOBS,
-    derived=DERIVED,
-    grid=a_row_each,
-)
+@kernel(name="softmax_long_backward", args=GRADIENT_ARGS, **GRADIENT)
 @triton.jit(do_not_specialize=["T"])
 def softmax_long_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,
@@ -209,19 +187,7 @@ def softmax_long_backward_kernel(
                    LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="log_softmax_long",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=ARGS,
-    reference=REFERENCE,
-    knobs=KNOBS,
-    derived=DERIVED,
-    grid=a_row_each,
-)
+@kernel(name="log_softmax_long", args=ARGS, **LONG)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_long_kernel(
     x, out, row_top, row_sum, T, V, x_stride, out_stride, k,
@@ -232,19 +198,7 @@ def log_softmax_long_kernel(
               LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="log_softmax_pieces",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=PIECES_ARGS,
-    reference=PIECES_REFERENCE,
-    knobs=PIECES_KNOBS,
-    derived=DERIVED,
-    grid=a_piece_each,
-)
+@kernel(name="log_softmax_pieces", args=PIECES_ARGS, **PIECES)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_pieces_kernel(
     x, part_top, part_sum, out, row_top, row_sum, T, V, x_stride, part_stride, out_stride, k,
@@ -254,19 +208,7 @@ def log_softmax_pieces_kernel(
                   LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(
-    name="log_softmax_long_backward",
-    family="rowwise",
-    contract="softmax/1",
-    dims=("T", "V"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args=GRADIENT_ARGS,
-    reference=GRADIENT_REFERENCE,
-    knobs=GRADIENT_KNOBS,
-    derived=DERIVED,
-    grid=a_row_each,
-)
+@kernel(name="log_softmax_long_backward", args=GRADIENT_ARGS, **GRADIENT)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_long_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,
