@@ -80,17 +80,18 @@ def hit_of(
         return None
     check, admit = torch_compat.same_kind(like), _admission(like, outs, in_place)
     make = [torch_compat.allocator(tensor) for tensor in trace.made]
-    pick, fire = operator.itemgetter(*places), stages[0].pinned
-    in_order = len(stages) == 1 and stages[0].slots == tuple(range(len(tensors)))
+    finish = _finish(like, outs, operator.itemgetter(*places))
     grads = any(tensor.requires_grad for tensor in like)
+    fire = _fire_in_order(stages[0], len(tensors)) if len(stages) == 1 else None
     hit: Any
-    if fire is not None and in_order and outs == len(places) == 1 and not make and not grads:
+    if fire is None:
+        hit = _general(check, admit, make, stages, finish, torch_compat.is_current(like[0].device))
+    elif outs and not make and not grads and places == (len(given) - 1,):
         hit = _into_one(check, admit, fire, like[-1].is_inference())
-    elif fire is not None and in_order and not outs:
-        hit = _afresh(check, admit, make, fire, pick)
+    elif not outs and len(make) == 1 and places == (len(given),):
+        hit = _one_made(check, admit, make[0], fire)
     else:
-        here = torch_compat.is_current(like[0].device)
-        hit = _general(check, admit, make, stages, _finish(like, outs, pick), here)
+        hit = _afresh(check, admit, make, fire, finish)
     hit.kin, hit.gradients = (check, admit), grads
     return hit  # type: ignore[no-any-return]  # a function with attributes
 
@@ -102,7 +103,7 @@ def knows(hit: Hit, given: tuple[torch.Tensor, ...]) -> bool:
 
 
 def _into_one(check: torch_compat.Check, admit: Admission, fire: Pinned, inference: bool) -> Hit:
-    """One driver call that takes the call's tensors in order and writes the last one."""
+    """One driver call that writes the last of the call's tensors, which is the result."""
     mark, seen = torch_compat.mark_written, None
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
@@ -124,14 +125,30 @@ def _into_one(check: torch_compat.Check, admit: Admission, fire: Pinned, inferen
     return hit
 
 
+def _one_made(check: torch_compat.Check, admit: Admission, new: Callable[[], torch.Tensor], fire: Pinned) -> Hit:
+    """One driver call that writes one new tensor, which is the result."""
+
+    def hit(given: tuple[torch.Tensor, ...]) -> Any:
+        if not check(*given):
+            return None
+        at = [*map(_address, given)]
+        if not admit(at):
+            return None
+        made = new()
+        at.append(made.data_ptr())
+        return made if fire(at) else None
+
+    return hit
+
+
 def _afresh(
     check: torch_compat.Check,
     admit: Admission,
     make: Sequence[Callable[[], torch.Tensor]],
     fire: Pinned,
-    pick: Callable[[tuple[torch.Tensor, ...]], Any],
+    finish: Callable[[tuple[torch.Tensor, ...]], Any],
 ) -> Hit:
-    """One driver call that takes the call's tensors in order, those it is to write made anew behind them."""
+    """One driver call; results and workspaces are made anew behind the call's tensors."""
 
     def hit(given: tuple[torch.Tensor, ...]) -> Any:
         if not check(*given):
@@ -140,9 +157,18 @@ def _afresh(
         if not admit(at):
             return None
         made = [new() for new in make]
-        return pick((*given, *made)) if fire([*at, *map(_address, made)]) else None
+        return finish((*given, *made)) if fire([*at, *map(_address, made)]) else None
 
     return hit
+
+
+def _fire_in_order(stage: Stage, count: int) -> Pinned | None:
+    """The pinned launch of ``stage``, called with the addresses of the ``count`` tensors of a call in their order."""
+    fire, slots = stage.pinned, stage.slots
+    if fire is None or slots == tuple(range(count)):
+        return fire
+    take = _taker(slots)
+    return lambda addresses: fire(take((*addresses, None))[:-1])
 
 
 def _general(
@@ -179,13 +205,18 @@ def _general(
 
 def _step(stage: Stage) -> Callable[[tuple[Any, ...], tuple[int | None, ...]], None]:
     launch, slots, numbers, fire = stage
-    take = operator.itemgetter(*slots, *slots[:1])  # one more than there are, so that one alone comes as a tuple too
+    take = _taker(slots)
 
     def step(tensors: tuple[Any, ...], addresses: tuple[int | None, ...]) -> None:
         if fire is None or not fire(take(addresses)[:-1]):
             launch(*take(tensors)[:-1], *numbers)
 
     return step
+
+
+def _taker(slots: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Picks those ``slots``, of which -1 is the last place, and the first once more: one alone is no tuple."""
+    return operator.itemgetter(*slots, *slots[:1])
 
 
 def _stage(noted: Noted, addresses: dict[int, int]) -> Stage | None:
