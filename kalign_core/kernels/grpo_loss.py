@@ -1,6 +1,6 @@
 """The clipped policy-gradient loss of GRPO with a KL penalty, forward and backward.
 
-Contract ``grpo_loss/1``, in float32, no fused multiply-add; ``P`` is the adjacent-pair sum of ``kernels.pairs``. Per
+Contract ``grpo_loss/2``, in float32, no fused multiply-add; ``P`` is the adjacent-pair sum of ``kernels.pairs``. Per
 token, with ``x = ref - p`` and ``k3`` as in ``kernels.kl``: ``r = exp(p - old)``; ``c`` is ``r`` clipped to
 ``[low, high]``; ``s = min(r * A, c * A)``; ``loss = beta * k3(x) - s``, without the reference ``-s``. A masked token
 is +0, whatever its numbers are: it is selected away, never multiplied.
@@ -83,7 +83,7 @@ def _token_losses(
 @kernel(
     name="grpo_loss_blocks",
     family="tokens",
-    contract="grpo_loss/1",
+    contract="grpo_loss/2",
     dims=("B", "S"),
     bucket=BUCKET,
     rows="B",
@@ -145,7 +145,7 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
 @kernel(
     name="grpo_loss_fold",
     family="fold",
-    contract="grpo_loss/1",
+    contract="grpo_loss/2",
     dims=("B", "BLOCKS"),
     bucket={"B": powers_of_two, "BLOCKS": powers_of_two},
     args={
@@ -169,7 +169,7 @@ def grpo_loss_fold_kernel(
     """By sequences where ``shares`` is there, fixed where ``length`` is, else by tokens."""
     # Vectors of one element: what is stored to the two scalars.
     total = tl.zeros((1,), tl.float32)
-    number = tl.zeros((1,), tl.int32)
+    number = tl.zeros((1,), tl.int64)
     for first in range(0, B, ROWS):
         rows = first + tl.arange(0, ROWS)
         sum, count = _sequences(sums, counts, rows, B, BLOCKS, ROWS, COLS, COLS_LOG2)
@@ -211,7 +211,7 @@ def _gradient(
 @kernel(
     name="grpo_loss_backward",
     family="tokens",
-    contract="grpo_loss/1",
+    contract="grpo_loss/2",
     dims=("B", "S"),
     bucket=BUCKET,
     rows="B",

@@ -1,6 +1,6 @@
 """What a softmax knows of a row: its maximum and its sum of exponentials, by chunks of the vocabulary.
 
-Contract ``softmax/1``, in float32; products and sums are fused only where ``fma`` says so. ``k`` is ``log2(e) /
+Contract ``softmax/2``, in float32; products and sums are fused only where ``fma`` says so. ``k`` is ``log2(e) /
 temperature`` rounded once. The row is cut into chunks of 8,192 elements (one of the next power of two where it is
 shorter), the last one padded with -inf. ``P`` adds a chunk: it lies in lines of 4,096 (or fewer), which are added by
 adjacent pairs, lane by lane; then adjacent lanes are, as ``kernels.pairs`` says. Of each chunk:
@@ -8,12 +8,13 @@ adjacent pairs, lane by lane; then adjacent lanes are, as ``kernels.pairs`` says
 Of the row, over its chunks padded to a power of two with ``t = -inf`` and sums of +0, by adjacent pairs:
 ``t = max(t_c)``; ``w_c = exp2(t_c - t)``; ``s = sum(s_c * w_c)``; ``u = sum((u_c + s_c * (t_c - t)) * w_c)``.
 Where a t is -inf, 0 is subtracted in its place, so that masked elements weigh nothing, and a term whose factor is 0 is
-0. ``exp2`` is the target's own. A row with NaN or +inf has a NaN sum; one of nothing but -inf, or of what -inf comes of
-when it is multiplied by k, the sum 0.
+0, whether the other is infinite or not. ``exp2`` is the target's own. A row with NaN or +inf has a NaN sum; one of
+nothing but -inf, or of what -inf comes of when it is multiplied by k, the sum 0.
 
-t is the rounded product, and everything is measured from it: its rounding cancels. Cutting by chunks lets a few rows
-fill the device, lines first keeps most of a sum inside a thread, and no choice of rows, warps or chunks per program
-moves a bit.
+t is the rounded product, and everything is measured from it: its rounding cancels as long as ``abs(t) < 2**30``, where
+it is 64 at most. The chunks of a row may lie far below that (masked with -1e10, say): whatever their sums, they weigh
+nothing. Cutting by chunks lets a few rows fill the device, lines first keeps most of a sum inside a thread, and no
+choice of rows, warps or chunks per program moves a bit.
 """
 
 import triton
@@ -97,7 +98,10 @@ def merged(tops, sums, ROWS: tl.constexpr, SLOTS_LOG2: tl.constexpr):
         top, total = tl.reshape(tops, (ROWS,)), tl.reshape(sums, (ROWS,))
     else:
         top = pair_max(tops, ROWS, SLOTS_LOG2)
-        total = pair_sum(sums * tl.exp2(tops - anchored(top)[:, None]), ROWS, SLOTS_LOG2)
+        weight = tl.exp2(tops - anchored(top)[:, None])
+        # NaN times 0 stays NaN: it is a row's, not a sum that is too large.
+        terms = tl.where((sums == float("inf")) & (weight == 0.0), 0.0, sums * weight)
+        total = pair_sum(terms, ROWS, SLOTS_LOG2)
     return top, total
 
 
@@ -112,7 +116,7 @@ def load_parts(part, rows, inside, count, stride, padding, SLOTS: tl.constexpr):
 @kernel(
     name="row_parts",
     family="rowwise",
-    contract="softmax/1",
+    contract="softmax/2",
     dims=("T", "V"),
     bucket={"T": powers_of_two},
     rows="T",

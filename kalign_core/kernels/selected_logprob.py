@@ -1,6 +1,6 @@
 """The logarithm of one softmax element per row: ``logp = z[id] - log(sum(exp(z)))``, ``z = logits / temperature``.
 
-Contract ``softmax/1``: t, s and, for the entropy, u of a row and b of an element as in ``kernels.row_parts``; then in
+Contract ``softmax/2``: t, s and, for the entropy, u of a row and b of an element as in ``kernels.row_parts``; then in
 float32: ``logp = fma(b[id], ln(2), -log(s))``; ``lse = fma(t, ln(2), log(s))``;
 ``entropy = log(s) - ln(2) * div_rn(u, s)``.
 Backward, for upstream gradients g of logp, h of the entropy and l of lse (+0 where absent), with ``inverse = 1 /
@@ -32,7 +32,7 @@ from kalign_core.kernels.row_parts import (
 @kernel(
     name="selected_logprob",
     family="rowwise",
-    contract="softmax/1",
+    contract="softmax/2",
     dims=("T", "V"),
     bucket={"T": powers_of_two},
     rows="T",
@@ -79,7 +79,9 @@ def selected_logprob_kernel(
     if entropy is not None:
         dots = load_parts(part_dot, rows, inside, count, part_stride, 0.0, 1 << SLOTS_LOG2)
         below = tops - anchored(top)[:, None]
-        moved = tl.where(sums == 0.0, 0.0, dots + weighted(sums, below)) * tl.exp2(below)
+        weight = tl.exp2(below)
+        # What is NaN here is so in the sum as well, and then in its logarithm.
+        moved = tl.where((sums == 0.0) | (weight == 0.0), 0.0, (dots + weighted(sums, below)) * weight)
         spread = log_sum - LN_2 * tl.div_rn(pair_sum(moved, ROWS, SLOTS_LOG2), total)
         tl.store(entropy + rows, tl.where(real, spread, 0.0), mask=inside)
 
@@ -87,7 +89,7 @@ def selected_logprob_kernel(
 @kernel(
     name="selected_logprob_backward",
     family="pointwise",
-    contract="softmax/1",
+    contract="softmax/2",
     dims=("T", "V"),
     bucket={"T": powers_of_two},
     rows="T",

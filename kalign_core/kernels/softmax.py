@@ -1,6 +1,6 @@
 """Softmax and its logarithm along rows that a program holds whole, and their gradients.
 
-``y = exp(z) / sum(exp(z))`` with ``z = x / temperature``, and ``log(y)``. Contract ``softmax/1``: the row's t and s, an
+``y = exp(z) / sum(exp(z))`` with ``z = x / temperature``, and ``log(y)``. Contract ``softmax/2``: the row's t and s, an
 element's b and the sum ``P`` as in ``kernels.row_parts``, then in float32
 ``y = round(exp2(b) * div_rn(1, s))`` or ``y = round(fma(b, ln(2), -log(s)))``.
 Backward, with ``p = exp2(b) * div_rn(1, s)``, ``inverse = 1 / temperature`` rounded once and g the upstream gradient:
@@ -32,7 +32,7 @@ LONGEST_HELD = 4 * CHUNK
 KNOBS = {"ROWS": (1, 2, 4, 8, 16), "num_warps": (1, 2, 4, 8, 16)}
 ALONG_ROWS = {
     "family": "rowwise",
-    "contract": "softmax/1",
+    "contract": "softmax/2",
     "dims": ("T", "V"),
     "bucket": {"T": powers_of_two},
     "rows": "T",

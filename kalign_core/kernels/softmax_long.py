@@ -1,6 +1,6 @@
 """Softmax and its logarithm along rows that are too long to be held, and their gradients.
 
-Contract ``softmax/1``, the formulas of ``kernels.softmax``, with the same bits. A program reads its row twice, the
+Contract ``softmax/2``, the formulas of ``kernels.softmax``, with the same bits. A program reads its row twice, the
 second time backwards: what was read last, as much of it as the knob KEEP (sixteenths) asks the last-level cache to
 keep, need not come from memory again. Few such rows would leave most of a device idle; they are cut among programs,
 which read the chunks' parts that ``row_parts`` left.

@@ -22,6 +22,8 @@ from kalign_core.records import DTYPES
 
 Sizes = Mapping[str, int]
 TORCH_BY_SHORT = {short: getattr(torch, name) for name, short in DTYPES.items()}
+LARGEST = torch.finfo(torch.float32).max
+SMALLEST = torch.finfo(torch.float32).tiny
 SHORT_BY_TORCH = {dtype: short for short, dtype in TORCH_BY_SHORT.items()}
 
 
@@ -102,9 +104,16 @@ def tensors_only(owner: str, **given: Any) -> None:
 def check_out(owner: str, out: torch.Tensor, *, in_place: bool, **inputs: torch.Tensor) -> None:
     """Raise ``BadArgument`` unless ``out`` can take the result of a call on ``inputs``; marks it as written.
 
-    Nothing that needs a gradient, and no memory shared with an input, unless ``in_place`` allows exactly the same one.
+    Nothing that needs a gradient, no element in two rows, and no memory shared with an input, unless ``in_place``
+    allows exactly the same one.
     """
     no_gradients(owner, out, *inputs.values())
+    if out.dim() == 2 and out.shape[0] > 1 and out.stride(1) == 1 and out.stride(0) < out.shape[1]:
+        raise BadArgument(
+            f"{owner}: rows of out share memory, {out.shape[1]} elements are {out.stride(0)} apart",
+            why="which of them an element keeps would be left to chance",
+            fix="out=out.contiguous(), or leave out= away",
+        )
     for name, tensor in inputs.items():
         same = (out.data_ptr(), out.stride()) == (tensor.data_ptr(), tensor.stride())
         if overlap(tensor.data_ptr() - out.data_ptr(), extent(out), extent(tensor)) and not (in_place and same):
@@ -161,6 +170,22 @@ def check_same(owner: str, reference: tuple[str, torch.Tensor], *others: tuple[s
                 why="they share shape and dtype",
                 fix=f"{name}.to({first_name}.dtype)" if tensor.shape == first.shape else "",
             )
+
+
+def check_number(owner: str, name: str, value: Any, least: float, most: float, *, example: float) -> None:
+    """Raise ``BadArgument`` unless ``value`` is a number (not a boolean or a tensor) in ``[least, most]``."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
+        raise BadArgument(
+            f"{owner}: {name} is {shown}", why=f"it takes a number from {least:g} to {most:g}", fix=f"{name}={example}"
+        )
+
+
+def check_flag(owner: str, name: str, value: Any) -> None:
+    """Raise ``BadArgument`` unless ``value`` is True or False: to ask a tensor would stop the host."""
+    if not isinstance(value, bool):
+        shown = f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
+        raise BadArgument(f"{owner}: {name} is {shown}", why="it is True or False", fix=f"{name}=True")
 
 
 def output_like(owner: str, out: torch.Tensor | None, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.group_advantage import group_advantage_kernel
-from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor
 from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
@@ -24,7 +24,8 @@ class GroupAdvantage(Operator):
 
     ``reward - mean(group)``, over the group's standard deviation (that of a sample: by ``group_size - 1``) where
     normalised (GRPO, arXiv 2402.03300; without: Dr. GRPO, arXiv 2503.20783). A group whose rewards are all equal gives
-    exactly 0, and so does a group of one; nothing is added to the deviation. Any shape whose elements, row-major, are
+    exactly 0, and so does a group of one; nothing is added to the deviation, so rewards that differ by less than 1e-22,
+    whose squares vanish in float32, give infinities. Any shape whose elements, row-major, are
     whole groups: ``(B)``, ``(prompts group_size)``. float32, bfloat16, float16, computed in float32, rounded once. A
     group's bits depend on that group alone. No gradient. Raises ``BadArgument`` for a size that does not divide the
     rewards, for groups of more than 4,096, for dtypes and for rewards that ask for a gradient.
@@ -68,6 +69,7 @@ def forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Te
 
 def _forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
     _check(rewards, group_size)
+    check_flag("group_advantage", "normalise", normalise)
     out = allocate(rewards.shape, rewards.dtype, rewards.device)
     if out.numel():
         groups = rewards.reshape(-1, group_size).contiguous()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -18,7 +19,7 @@ from kalign_core.kernels.grpo_loss import (
     grpo_loss_fold_kernel,
 )
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor
+from kalign_core.ops.base import LARGEST, Operator, Sizes, check_dtype, check_number, random_tensor
 from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
@@ -224,15 +225,14 @@ def _numbers(clip_low: float, clip_high: float, beta: float, reduction: str, len
     if reduction not in REDUCTIONS:
         raise UnknownName("reduction", reduction, REDUCTIONS)
     for name, value in (("clip_low", clip_low), ("clip_high", clip_high), ("beta", beta)):
-        if not isinstance(value, (int, float)) or not value >= 0:
-            raise BadArgument(f"grpo_loss: {name}={value!r} is no number from 0 on", fix=f"{name}=0.2")
+        check_number("grpo_loss", name, value, 0.0, LARGEST if name == "beta" else math.inf, example=0.2)
     if (length is not None) != (reduction == "fixed"):
         raise BadArgument(
             f"grpo_loss: length={length} with reduction={reduction!r}",
             why="length is what the fixed mean divides by, and that alone",
             fix="reduction='fixed', length=8192" if length is None else f"reduction='fixed', length={length}",
         )
-    if length is not None and (not isinstance(length, int) or length < 1):
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or not 1 <= length < 2**63):
         raise BadArgument(f"grpo_loss: length={length!r} is no number of tokens", fix="length=8192")
     return Numbers(1.0 - clip_low, 1.0 + clip_high, float(beta), reduction, length)
 

@@ -117,9 +117,9 @@ def packed_of(padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: 
     if padded.numel() == 0:
         return packed.zero_()
     batch, length = padded.shape[:2]
-    source, target = _flat(padded, 2), _flat(packed, 1)
+    source, target, ends = _flat(padded, 2), _flat(packed, 1), cu_seqlens.contiguous()
     launch(
-        pack_kernel, source, cu_seqlens[:-1], cu_seqlens[1:], target, total, batch, length, target.shape[1],
+        pack_kernel, source, ends[:-1], ends[1:], target, total, batch, length, target.shape[1],
         *source.stride()[:2], target.stride(0), batch.bit_length(), SIDES.index(side),
     )  # fmt: skip
     return packed
@@ -133,9 +133,9 @@ def padded_of(packed: torch.Tensor, cu_seqlens: torch.Tensor, length: int, side:
         return padded
     if packed.numel() == 0:
         return padded.zero_()
-    source, target = _flat(packed, 1), _flat(padded, 2)
+    source, target, ends = _flat(packed, 1), _flat(padded, 2), cu_seqlens.contiguous()
     launch(
-        unpack_kernel, source, cu_seqlens[:-1], cu_seqlens[1:], target, len(source), batch, length, source.shape[1],
+        unpack_kernel, source, ends[:-1], ends[1:], target, len(source), batch, length, source.shape[1],
         source.stride(0), *target.stride()[:2], SIDES.index(side),
     )  # fmt: skip
     return padded

@@ -39,7 +39,9 @@ class RMSNorm(Operator):
     1910.07467). With a residual, of x's shape and dtype, ``(y, h)``: h is ``x + residual`` rounded to their dtype and y
     the norm of that h, bit for bit ``rms_norm(h, weight, eps)``; both are differentiable.
     bfloat16, float16, float32, also mixed between x and weight; H up to 65,536. Gradients of x, residual and weight;
-    the weight's is folded over fixed blocks of 16 rows, so trailing rows with a zero gradient change nothing in it.
+    the weight's is folded over fixed blocks of 16 rows, so trailing rows of numbers with a zero gradient change nothing
+    in it; padding between rows moves those behind it, so take it out with ``pack`` first. Rows that hold NaN or
+    infinities give a NaN gradient whatever reaches them, since 0 times either is NaN.
     ``out`` takes the result where no gradient is needed and no residual given; it may be x. Raises ``BadArgument`` for
     shapes, dtypes, rows that are too long and an ``out`` that does not fit, ``MixedDevices``.
     """

@@ -13,7 +13,7 @@ from kalign_core.kernels.rms_norm import (
     rms_norm_kernel,
     rms_norm_residual_kernel,
 )
-from kalign_core.ops.base import check_dtype, check_out, check_same, output_like, rows_of
+from kalign_core.ops.base import LARGEST, check_dtype, check_number, check_out, check_same, output_like, rows_of
 from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.recall import Form
 from kalign_core.problems import one_device
@@ -185,7 +185,6 @@ def _check(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         )
     if x.shape[-1] > MAX_ROW:
         raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row is held whole, up to {MAX_ROW}")
-    if not isinstance(eps, (int, float)):
-        raise BadArgument(f"rms_norm: eps is {eps!r}, not a number", fix="eps=1e-6")
+    check_number("rms_norm", "eps", eps, 0.0, LARGEST, example=1e-6)
     if not weight.is_contiguous():
         raise BadArgument("rms_norm: weight is not contiguous", fix="weight.contiguous()")

@@ -11,7 +11,7 @@ from kalign_core import context
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.rope import rope_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of
+from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor, rows_of
 from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
@@ -86,6 +86,7 @@ def backward(cos: torch.Tensor, sin: torch.Tensor, d_out: torch.Tensor, interlea
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: float) -> torch.Tensor:
     _check(x, cos, sin)
+    check_flag("rope", "interleaved", interleaved)
     out = allocate(x.shape, x.dtype, x.device)
     if out.numel() == 0:
         return out

@@ -13,7 +13,7 @@ from kalign_core.errors import BadArgument
 from kalign_core.kernels.row_parts import LOG2_E, row_parts_kernel
 from kalign_core.kernels.selected_logprob import selected_logprob_backward_kernel, selected_logprob_kernel
 from kalign_core.ops.autograd import first_order
-from kalign_core.ops.base import Operator, Sizes, check_dtype, random_tensor, rows_of, tensors_only
+from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor, rows_of, tensors_only
 from kalign_core.ops.ids import check_ids, watch_range
 from kalign_core.ops.noting import allocate, launch
 from kalign_core.ops.opaque import opaque
@@ -34,8 +34,8 @@ class SelectedLogprob(Operator):
 
     Rows whose id is ``ignore_index`` are not read: exactly 0 in every result and gradient, whatever they hold. An id
     that is neither a column nor ``ignore_index`` gives a NaN logp and a row of NaN gradients. A row with NaN or +inf
-    gives NaN; -inf elements weigh nothing. Raises ``BadArgument`` for shapes, dtypes and a temperature that is not
-    positive, ``MixedDevices``.
+    gives NaN; -inf elements weigh nothing; a row's largest logit has to be within 7e8 times the temperature. Raises
+    ``BadArgument`` for shapes, dtypes and a temperature that is not positive, ``MixedDevices``.
     """
 
     name: ClassVar[str] = "selected_logprob"
@@ -188,9 +188,12 @@ def _check(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> None:
             why="logits: (... V) with V at least 1, ids: (...)",
             fix="ids.view(logits.shape[:-1])",
         )
-    if isinstance(options.ignore_index, bool) or not isinstance(options.ignore_index, int):
-        what = f"selected_logprob: ignore_index is {options.ignore_index!r}, not an integer"
+    index = options.ignore_index
+    if isinstance(index, bool) or not isinstance(index, int) or not -(2**63) <= index < 2**63:
+        what = f"selected_logprob: ignore_index is {index!r}, not an integer of 64 bits"
         raise BadArgument(what, fix="ignore_index=-100")
+    check_flag("selected_logprob", "entropy", options.entropy)
+    check_flag("selected_logprob", "lse", options.lse)
 
 
 class _SelectedLogprob(torch.autograd.Function):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,7 +11,6 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 
 from kalign_core import context
 from kalign_core.declare import Kernel, cdiv
-from kalign_core.errors import BadArgument
 from kalign_core.kernels.row_parts import CHUNK, LOG2_E, row_parts_kernel
 from kalign_core.kernels.softmax import (
     LONGEST_HELD,
@@ -31,9 +29,12 @@ from kalign_core.kernels.softmax_long import (
 )
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import (
+    LARGEST,
+    SMALLEST,
     Operator,
     Sizes,
     check_dtype,
+    check_number,
     check_out,
     no_gradients,
     output_like,
@@ -104,7 +105,8 @@ class Softmax(_AlongRows):
 
     ``exp(z) / sum(exp(z))`` over the last axis with ``z = x / temperature``, in float32 from the row's maximum, rounded
     once. bfloat16, float16, float32; any row stride; rows of any length (tried up to 262,144). A row with NaN or +inf
-    is NaN, and so is one of nothing but -inf; other -inf give 0. Its gradient is computed from x. ``out`` takes the
+    is NaN, and so is one of nothing but -inf; other -inf give 0. Rows whose largest element is beyond 7e8 times the
+    temperature are past what float32 tells apart, and may be NaN. Its gradient is computed from x. ``out`` takes the
     result where no gradient is needed; it may be x. Raises ``BadArgument`` for shapes, dtypes, a temperature that is
     not positive and an ``out`` that does not fit, ``MixedDevices``.
     """
@@ -174,13 +176,8 @@ def row_parts(
 
 
 def check_temperature(owner: str, temperature: Any) -> None:
-    """Raise ``BadArgument`` for what is no positive finite number."""
-    if not isinstance(temperature, (int, float)) or not 0 < temperature < math.inf:
-        raise BadArgument(
-            f"{owner}: temperature is {temperature!r}",
-            why="it divides the logits",
-            fix="a positive number, such as 1.0",
-        )
+    """Raise ``BadArgument`` for what is no positive number that float32 can divide by."""
+    check_number(owner, "temperature", temperature, SMALLEST, LARGEST, example=1.0)
 
 
 def _forward(kernels: Kernels, x: torch.Tensor, temperature: float, out: torch.Tensor | None = None) -> Results:

@@ -12,7 +12,7 @@ from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.kernels.rms_norm import rms_norm_dweight_fold_kernel, rms_norm_kernel
 from kalign_core.ops import base
-from kalign_core.ops.base import check_out, output_like, random_tensor, rows_of
+from kalign_core.ops.base import check_number, check_out, output_like, random_tensor, rows_of
 from tests.core.scripted import Scale, bits, normals, ops, problem, scale, scale_kernel, scale_problem, scripted
 
 OPERATORS = ops.operators()
@@ -252,6 +252,31 @@ def test_slices_that_share_columns_overlap(start: int) -> None:
     buffer = torch.zeros(3, 64)
     with pytest.raises(BadArgument, match="op: out shares memory with x"):
         check_out("op", buffer[:, start : start + 8], in_place=True, x=buffer[:, 16:24])
+
+
+@pytest.mark.parametrize("out", [normals(1, 8).expand(3, 8), normals(40).as_strided((3, 8), (4, 1))])
+def test_rows_of_a_result_may_not_overlap(out: torch.Tensor) -> None:
+    """A result whose rows share elements would hold whichever program came last."""
+    with pytest.raises(BadArgument, match=r"op: rows of out share memory, 8 elements are [04] apart\n.*\n.*contiguous"):
+        check_out("op", out, in_place=True, x=normals(3, 8))
+
+
+def test_one_row_may_have_any_stride() -> None:
+    """A stride that is never stepped along says nothing."""
+    check_out("op", normals(1, 8).as_strided((1, 8), (0, 1)), in_place=True, x=normals(1, 8))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1, 2])
+def test_numbers_within_their_bounds_are_taken(value: float) -> None:
+    """Integers and floats from the least to the most are numbers."""
+    check_number("op", "share", value, 0.0, 2.0, example=0.5)
+
+
+@pytest.mark.parametrize("value", [-1e-9, 2.1, torch.nan, torch.inf, True, None, "1", 10**400, torch.tensor(1.0)])
+def test_what_is_no_number_within_its_bounds_is_refused(value: Any) -> None:
+    """Others say what is taken and what to type."""
+    with pytest.raises(BadArgument, match=r"op: share is .*\n.*a number from 0 to 2\n.*share=0.5"):
+        check_number("op", "share", value, 0.0, 2.0, example=0.5)
 
 
 def test_numbers_follow_their_seed_alone() -> None:

@@ -110,3 +110,10 @@ def test_what_it_cannot_take_is_refused(rewards: Any, size: Any, says: str) -> N
     """Wrong kinds, sizes and gradients that would be lost name the argument and the remedy."""
     with pytest.raises(BadArgument, match=f"(?s)group_advantage: .*{says}"):
         ops.group_advantage(rewards, size)
+
+
+@pytest.mark.parametrize("normalise", [None, "no", torch.tensor(True)])
+def test_whether_to_normalise_is_said_by_the_host(normalise: Any) -> None:
+    """What is neither True nor False is refused, a tensor most of all: the host would wait for it."""
+    with pytest.raises(BadArgument, match=r"group_advantage: normalise is .*\n.*True or False"):
+        ops.group_advantage(normals(8), 2, normalise)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kalign_core.errors import BadArgument, KalignError, MixedDevices, UnknownName
-from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS
+from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS, grpo_loss_fold_kernel
+from kalign_core.ops.noting import launch
 from tests.core.scripted import assert_near, bits, leaf, normals, ops, scripted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -192,6 +193,17 @@ def test_advantages_of_sequences_and_of_tokens_are_alike() -> None:
     assert [bits(t) for t in one] == [bits(t) for t in each]
 
 
+@every_mean
+def test_more_tokens_than_32_bits_count(mean: str) -> None:
+    """The number of tokens is that of them all, also past 2**31."""
+    batch, tokens = 3 * FOLD_ROWS, 2**24
+    sums, counts = torch.ones(batch, 1), torch.full((batch, 1), tokens, dtype=torch.int32)
+    loss, share, shares = torch.empty(()), torch.empty(()), torch.empty(batch) if mean == "sequence" else None
+    launch(grpo_loss_fold_kernel, sums, counts, loss, shares, share, batch, 1, MEANS[mean].get("length"))
+    exact = {"token": 1 / tokens, "sequence": 1 / tokens, "fixed": 1 / 50}[mean]
+    assert (loss.item(), share.item()) == pytest.approx((exact, exact / batch if mean != "sequence" else 1 / batch))
+
+
 # --- shapes -------------------------------------------------------------------------------------------------------
 
 
@@ -246,8 +258,12 @@ P, A = normals(3, 8), normals(3)
         ((P, leaf(3, 8), P, A), {}, "old_logp requires a gradient"),
         ((P, P, P, A, P), {}, r"mask is torch.float32\n.*\n.*mask.bool\(\)"),
         ((P, P, P, None), {}, "advantages is NoneType, not a tensor"),
-        ((P, P, P, A), {"clip_low": -0.1}, "clip_low=-0.1 is no number from 0 on"),
-        ((P, P, P, A), {"beta": float("nan")}, "beta=nan is no number"),
+        ((P, P, P, A), {"clip_low": -0.1}, r"clip_low is -0.1\n.*from 0 to inf\n.*clip_low=0.2"),
+        ((P, P, P, A), {"beta": float("nan")}, "beta is nan"),
+        ((P, P, P, A), {"beta": float("inf")}, "beta is inf"),
+        ((P, P, P, A), {"clip_high": torch.tensor(0.2)}, "clip_high is a Tensor"),
+        ((P, P, P, A), {"reduction": "fixed", "length": True}, "length=True is no number of tokens"),
+        ((P, P, P, A), {"reduction": "fixed", "length": 2**63}, "is no number of tokens"),
         ((P, P, P, A), {"reduction": "fixed"}, "length=None with reduction='fixed'"),
         ((P, P, P, A), {"length": 8}, "length=8 with reduction='token'"),
         ((P, P, P, A), {"reduction": "fixed", "length": 0}, "length=0 is no number of tokens"),

@@ -110,6 +110,28 @@ def test_layouts_do_not_matter(view: Any) -> None:
     assert bits(ops.pack(view(padded), ends, 8)) == bits(ops.pack(padded, ends, 8))
 
 
+@every_side
+def test_ends_may_have_gaps(side: str) -> None:
+    """Where sequences begin and end may be said by a column of something else, or by one number for all."""
+    padded, ends = normals(3, 5, 7), ends_of([2, 5, 1])
+    column, packed = torch.stack((ends, -ends), 1)[:, 0], ops.pack(padded, ends, 8, side)
+    assert bits(ops.pack(padded, column, 8, side)) == bits(packed)
+    assert bits(ops.unpack(packed, column, 5, side)) == bits(ops.unpack(packed, ends, 5, side))
+    assert not ops.pack(padded, ends[:1].expand(4), 8, side).any()
+
+
+@every_side
+@pytest.mark.parametrize(
+    "ends", [[0, 9, 1, 2], [-3, 2, 4, 8], [0, 100, 200, 300], [2**31 - 1, -(2**31), 5, 0]], ids=str
+)
+def test_ends_that_make_no_sense_read_nothing_else(ends: list[int], side: str) -> None:
+    """Ends that fall, are negative or lie behind everything give rows of the input or +0, never other memory."""
+    buffer = torch.full((3 * 5 * 7 + 2048,), torch.nan)
+    padded, wrong = buffer[1024 : 1024 + 105].view(3, 5, 7).fill_(1), torch.tensor(ends, dtype=torch.int32)
+    assert ops.pack(padded, wrong, 8, side).isfinite().all()
+    assert ops.unpack(padded[0], wrong, 5, side).isfinite().all()
+
+
 # --- gradients ----------------------------------------------------------------------------------------------------
 
 

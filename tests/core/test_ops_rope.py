@@ -190,6 +190,13 @@ def test_what_it_cannot_take_is_refused(x: Any, cos: Any, sin: Any, says: str) -
         ops.rope(x, cos, sin)
 
 
+@pytest.mark.parametrize("interleaved", [None, "yes", torch.tensor(True)])
+def test_the_kind_of_pairs_is_said_by_the_host(interleaved: Any) -> None:
+    """What is neither True nor False is refused, a tensor most of all: the host would wait for it."""
+    with pytest.raises(BadArgument, match=r"rope: interleaved is .*\n.*True or False"):
+        ops.rope(X, C, S, interleaved)
+
+
 def test_mixed_devices_are_named() -> None:
     """Tensors on two devices name both and how to bring them together."""
     with pytest.raises(MixedDevices, match=r"(?s)x on cpu, cos on meta.*\.to\("):

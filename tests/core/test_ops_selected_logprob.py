@@ -146,6 +146,27 @@ def test_masked_elements_weigh_nothing() -> None:
     assert not gradient[:, 100:].any()
 
 
+@pytest.mark.parametrize("value", [-1e10, -1e20, -1e30])
+def test_whole_chunks_that_are_far_below_weigh_nothing(value: float) -> None:
+    """Masking with a large number instead of -inf gives the bits of -inf, in every result and gradient."""
+    logits, ids = normals(2, LONG), torch.tensor([1, 2])
+    logits[:, CHUNK:] = -torch.inf
+    expected, far = (all_of(x, ids) for x in (logits, torch.where(logits.isinf(), value, logits)))
+    assert [bits(t) for t in far] == [bits(t) for t in expected]
+    assert all(bool(t.isfinite().all()) for t in far)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [9, LONG - 2])
+def test_what_is_no_number_is_not_hidden_by_its_chunk(value: float, place: int) -> None:
+    """NaN or +inf makes its row NaN also where the rest of its chunk weighs nothing."""
+    logits = torch.full((1, LONG), -1e30)
+    logits[0, LONG // 2 : LONG // 2 + 9] = normals(9)
+    logits[0, place] = value
+    for result in ops.selected_logprob(logits, torch.tensor([1]), T, entropy=True, lse=True):
+        assert result.isnan().all()
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_row_with_nan_or_infinity_is_nan(value: float) -> None:
     """One NaN or +inf makes the results of its row NaN, and no other's."""
@@ -272,6 +293,9 @@ X, IDS = normals(3, 24), torch.zeros(3, dtype=torch.int64)
         (X[0, 0], IDS[0], {}, r"logits is \(\), ids \(\)"),
         (X, IDS, {"temperature": 0.0}, "temperature is 0.0"),
         (X, IDS, {"ignore_index": 1.5}, "ignore_index is 1.5, not an integer"),
+        (X, IDS, {"ignore_index": 2**63}, "not an integer of 64 bits"),
+        (X, IDS, {"entropy": torch.tensor(True)}, r"entropy is a Tensor\n.*True or False"),
+        (X, IDS, {"lse": None}, "lse is None"),
         (X, [0, 0, 0], {}, "ids is list, not a tensor"),
         (None, IDS, {}, "logits is NoneType, not a tensor"),
     ],

@@ -155,6 +155,21 @@ def test_masked_elements_weigh_nothing(op: Any, width: int) -> None:
 
 
 @both
+@pytest.mark.parametrize("width", [2 * CHUNK + 5, LONG])
+@pytest.mark.parametrize("value", [-1e10, -1e20, -1e30])
+def test_whole_chunks_that_are_far_below_weigh_nothing(op: Any, value: float, width: int) -> None:
+    """What was masked with a large number instead of -inf leaves the rest the bits it has beside -inf."""
+    x, d_out = normals(2, width), normals(2, width, seed=1)
+    x[:, CHUNK:] = -torch.inf
+    d_out[:, CHUNK:] = 0
+    out, d_x = both_ways(op, x, d_out)
+    far, d_far = both_ways(op, torch.where(x.isinf(), value, x), d_out)
+    assert [bits(far[:, :CHUNK]), bits(d_far[:, :CHUNK])] == [bits(out[:, :CHUNK]), bits(d_x[:, :CHUNK])]
+    assert_near(far[:, CHUNK:], op.oracle(torch.where(x.isinf(), value, x))[:, CHUNK:])
+    assert not d_far[:, CHUNK:].any()
+
+
+@both
 @pytest.mark.parametrize("width", [24, LONG])
 def test_a_row_of_nothing_is_nan(op: Any, width: int) -> None:
     """A row of nothing but -inf has no distribution: it is NaN, as torch's."""
@@ -333,10 +348,14 @@ X = normals(3, 24)
     [
         (X.double(), {}, r"x is torch.float64\n.*x.to\(torch.bfloat16\)"),
         (X[0, 0], {}, r"x is a scalar"),
-        (X, {"temperature": 0}, r"temperature is 0\n.*positive"),
+        (X, {"temperature": 0}, r"temperature is 0\n.*a number from 1.17549e-38"),
+        (X, {"temperature": 1e-40}, "temperature is 1e-40"),
+        (X, {"temperature": 10**400}, "temperature is 10000"),
+        (X, {"temperature": torch.tensor(1.0)}, r"temperature is a Tensor\n.*\n.*temperature=1.0"),
         (X, {"temperature": -1.0}, "temperature is -1.0"),
         (X, {"temperature": torch.inf}, "temperature is inf"),
         (X, {"temperature": torch.nan}, "temperature is nan"),
+        (X, {"out": torch.empty(1, 24).expand(3, 24)}, "rows of out share memory"),
         (X, {"temperature": "hot"}, "temperature is 'hot'"),
         (X, {"out": torch.empty(3, 8)}, r"out is \(3, 8\)"),
         ([1.0], {}, "x is list, not a tensor"),
