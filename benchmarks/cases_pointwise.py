@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from operator_cases import Aim, Case
+from operator_cases import DEVICE, Aim, Case, sized
 
 from kalign_core import ops
 from kalign_core.ops.embedding import backward as embedding_backward_of
@@ -21,7 +22,6 @@ from kalign_core.ops.rope import forward as rope_of
 from kalign_core.ops.swiglu import backward as swiglu_backward_of
 from kalign_core.ops.swiglu import forward as swiglu_of
 
-DEVICE = torch.device("cuda")
 NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -37,7 +37,7 @@ def uniforms(*shape: int, seed: int) -> torch.Tensor:
 # --- swiglu -------------------------------------------------------------------------------------------------------
 
 
-def _swiglu(t: int, f: int, aim: Aim | None = None) -> Case:
+def _swiglu(t: int, f: int, *aims: Aim) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return normals(t, f, seed=2 * seed), normals(t, f, seed=2 * seed + 1)
 
@@ -49,11 +49,11 @@ def _swiglu(t: int, f: int, aim: Aim | None = None) -> Case:
     return Case(
         "pointwise", "swiglu", "forward", {"T": t, "F": f}, make,
         ours=swiglu_of, moved=2 * 3 * t * f, tuned=lambda: (ops.swiglu, make(0)),
-        torch=lambda gate, up: torch.nn.functional.silu(gate) * up, others={"liger": liger}, aim=aim,
+        torch=lambda gate, up: torch.nn.functional.silu(gate) * up, others={"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
-def _swiglu_backward(t: int, f: int, aim: Aim | None = None) -> Case:
+def _swiglu_backward(t: int, f: int, *aims: Aim) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return tuple(normals(t, f, seed=3 * seed + i) for i in range(3))
 
@@ -74,14 +74,14 @@ def _swiglu_backward(t: int, f: int, aim: Aim | None = None) -> Case:
         "pointwise", "swiglu", "backward", {"T": t, "F": f}, make,
         ours=swiglu_backward_of, moved=2 * 5 * t * f,
         tuned=lambda: (ops.swiglu, tuple(x.requires_grad_() for x in make(0)[:2])),
-        torch=eager, compiled=formula, others={"liger": liger}, aim=aim,
+        torch=eager, compiled=formula, others={"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
 # --- rope ---------------------------------------------------------------------------------------------------------
 
 
-def _rope(t: int, heads: int, d: int, aim: Aim | None = None, interleaved: bool = False, back: bool = False) -> Case:
+def _rope(t: int, heads: int, d: int, *aims: Aim, interleaved: bool = False, back: bool = False) -> Case:
     kv = heads // 5  # of 40 heads 32 are queries and 8 keys, which is how one peer takes them
 
     def make(seed: int) -> tuple[Any, ...]:
@@ -99,9 +99,10 @@ def _rope(t: int, heads: int, d: int, aim: Aim | None = None, interleaved: bool 
         return torch.cat((first, second), -1).to(x.dtype)
 
     def liger() -> Any:
-        from liger_kernel.ops.rope import rope_forward
+        from liger_kernel.ops.rope import rope_backward, rope_forward
 
-        return lambda x, c, s, q, k, cos, sin: rope_forward(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        turn = rope_backward if back else rope_forward
+        return lambda x, c, s, q, k, cos, sin: turn(q.transpose(1, 2), k.transpose(1, 2), cos, sin)  # in place
 
     def ours(x: Any, cos: Any, sin: Any, *rest: Any) -> Any:
         if back:
@@ -112,7 +113,7 @@ def _rope(t: int, heads: int, d: int, aim: Aim | None = None, interleaved: bool 
     return Case(
         "pointwise", "rope", what, {"T": t, "heads": heads, "D": d}, make,
         ours=ours, moved=2 * (2 * t * heads * d + t * d), tuned=lambda: (ops.rope, (*make(0)[:3], interleaved)),
-        torch=formula, others={} if interleaved or back or heads % 5 else {"liger": liger}, aim=aim,
+        torch=formula, others={} if interleaved or heads % 5 else {"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
@@ -142,7 +143,7 @@ def _ratio_kl(b: int, s: int, dtype: torch.dtype) -> Case:
     return Case(
         "pointwise", "ratio_kl", f"forward {NAMES[dtype]}", {"B": b, "S": s}, make,
         ours=lambda *given: tuple(ratio_kl_of(*given)), moved=b * s * (7 * dtype.itemsize + 1),
-        tuned=lambda: (ops.ratio_kl, make(0)), torch=formula,
+        tuned=lambda: (ops.ratio_kl, make(0)), torch=formula, aims=(FASTER,),
     )  # fmt: skip
 
 
@@ -160,10 +161,12 @@ def _ratio_kl_backward(b: int, s: int, dtype: torch.dtype) -> Case:
     return Case(
         "pointwise", "ratio_kl", f"backward {NAMES[dtype]}", {"B": b, "S": s}, make,
         ours=ratio_kl_backward_of, moved=b * s * (8 * dtype.itemsize + 1),
-        tuned=lambda: (ops.ratio_kl, (make(0)[0].requires_grad_(), *make(0)[1:4])), torch=formula,
+        tuned=lambda: (ops.ratio_kl, (make(0)[0].requires_grad_(), *make(0)[1:4])), torch=formula, aims=(FASTER,),
     )  # fmt: skip
 
 
+# Asked of forward and backward in every dtype.
+FASTER = Aim(over="torch.compile", ratio=1.1)
 BETA = 0.04
 MEANS = {"token": Numbers(0.8, 1.2, BETA, "token", None),
          "sequence": Numbers(0.8, 1.2, BETA, "sequence", None)}  # fmt: skip
@@ -191,7 +194,7 @@ def _grpo_loss(b: int, s: int, dtype: torch.dtype, mean: str = "token") -> Case:
         "pointwise", "grpo_loss", f"{mean} forward {NAMES[dtype]}", {"B": b, "S": s}, make,
         ours=lambda *given: grpo_loss_of(Tokens(*given), MEANS[mean])[0],
         moved=b * s * (3 * dtype.itemsize + 1), tuned=lambda: (ops.grpo_loss, (*make(0), 0.2, 0.2, BETA, mean)),
-        torch=formula,
+        torch=formula, aims=(FASTER,),
     )  # fmt: skip
 
 
@@ -215,7 +218,7 @@ def _grpo_loss_backward(b: int, s: int, dtype: torch.dtype) -> Case:
     return Case(
         "pointwise", "grpo_loss", f"backward {NAMES[dtype]}", {"B": b, "S": s}, make,
         ours=ours, moved=b * s * (4 * dtype.itemsize + 1),
-        tuned=lambda: (ops.grpo_loss, (make(0)[0].requires_grad_(), *make(0)[1:5])), torch=formula,
+        tuned=lambda: (ops.grpo_loss, (make(0)[0].requires_grad_(), *make(0)[1:5])), torch=formula, aims=(FASTER,),
     )  # fmt: skip
 
 
@@ -247,10 +250,15 @@ def _embedding(t: int, v: int, h: int) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return _ids(t, v, seed), normals(v, h, seed=0)
 
+    def liger() -> Any:
+        from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+        return lambda ids, table: LigerEmbeddingFunction.apply(table, ids)
+
     return Case(
         "pointwise", "embedding", "forward", {"T": t, "V": v, "H": h}, make,
         ours=embedding_of, moved=2 * 2 * t * h + 8 * t, tuned=lambda: (ops.embedding, make(0)),
-        torch=torch.nn.functional.embedding,
+        torch=torch.nn.functional.embedding, others={"liger": liger},
     )  # fmt: skip
 
 
@@ -263,10 +271,19 @@ def _embedding_backward(t: int, v: int, h: int) -> Case:
     def tuned() -> tuple[Any, tuple[Any, ...]]:
         return ops.embedding, (make(0)[0], table.new_empty(v, h).requires_grad_())
 
+    def liger() -> Any:
+        from liger_kernel.ops.experimental.embedding import LigerEmbeddingFunction
+
+        def back(ids: Any, d: Any) -> Any:  # by atomics, which round every addition
+            return LigerEmbeddingFunction.backward(SimpleNamespace(saved_tensors=(ids, table)), d)[0]
+
+        return back
+
     return Case(
         "pointwise", "embedding", "backward", {"T": t, "V": v, "H": h}, make,
         ours=lambda ids, d: embedding_backward_of(ids, table, d), moved=2 * (t * h + v * h) + 8 * t,
         tuned=tuned, torch=lambda ids, d: torch.ops.aten.embedding_dense_backward(d, ids, v, -1, False),
+        others={"liger": liger},
     )  # fmt: skip
 
 
@@ -299,17 +316,17 @@ def _varlen(b: int, s: int, f: int) -> list[Case]:
 
 
 CASES = [
-    _swiglu(8192, 12288, Aim(share=0.98)),
-    _swiglu_backward(8192, 12288, Aim(share=0.92)),
-    _rope(8192, 40, 128, Aim(share=0.88)),
-    _rope(8192, 40, 128, Aim(share=0.88), back=True),
-    _rope(8192, 40, 128, Aim(share=0.88), interleaved=True),
-    _rope(8192, 8, 128),
-    *(make(64, 8192, dtype) for dtype in NAMES for make in (_ratio_kl, _ratio_kl_backward, _grpo_loss,
-                                                            _grpo_loss_backward)),
-    _grpo_loss(64, 8192, torch.bfloat16, "sequence"),
-    _group_advantage(1024, 16),
-    _embedding(8192, 151936, 4096),
-    _embedding_backward(8192, 151936, 4096),
-    *_varlen(64, 1024, 4096),
+    _swiglu(*sized(8192, 12288), Aim(share=0.98)),
+    _swiglu_backward(*sized(8192, 12288), Aim(share=0.92)),
+    _rope(*sized(8192, 40, 128), Aim(share=0.88)),
+    _rope(*sized(8192, 40, 128), Aim(share=0.88), back=True),
+    _rope(*sized(8192, 40, 128), Aim(share=0.88), interleaved=True),
+    _rope(*sized(8192, 8, 128)),
+    *(make(*sized(64, 8192), dtype) for dtype in NAMES for make in (_ratio_kl, _ratio_kl_backward, _grpo_loss,
+                                                                    _grpo_loss_backward)),
+    _grpo_loss(*sized(64, 8192), torch.bfloat16, "sequence"),
+    _group_advantage(*sized(1024, 16)),
+    _embedding(*sized(8192, 151936, 4096)),
+    _embedding_backward(*sized(8192, 151936, 4096)),
+    *_varlen(*sized(64, 1024, 4096)),
 ]  # fmt: skip

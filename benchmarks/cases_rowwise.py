@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from operator_cases import Aim, Case
+from operator_cases import DEVICE, Aim, Case, sized
 
 from kalign_core import ops
 from kalign_core.kernels.row_parts import LOG2_E
@@ -14,7 +14,6 @@ from kalign_core.ops.selected_logprob import Options
 from kalign_core.ops.selected_logprob import backward as selected_backward
 from kalign_core.ops.selected_logprob import forward as selected_forward
 
-DEVICE = torch.device("cuda")
 EPS = 1e-6
 
 
@@ -26,7 +25,7 @@ def normals(*shape: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torc
 # --- rms_norm -----------------------------------------------------------------------------------------------------
 
 
-def _rms_norm(t: int, h: int, aim: Aim | None) -> Case:
+def _rms_norm(t: int, h: int, *aims: Aim) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return normals(t, h, seed=seed), normals(h, seed=seed + 1)
 
@@ -39,11 +38,11 @@ def _rms_norm(t: int, h: int, aim: Aim | None) -> Case:
         "rowwise", "rms_norm", "forward", {"T": t, "H": h}, make,
         ours=lambda x, w: ops.rms_norm(x, w, EPS), moved=2 * (2 * t * h + h),
         tuned=lambda: (ops.rms_norm, make(0)),
-        torch=lambda x, w: torch.nn.functional.rms_norm(x, (h,), w, EPS), others={"liger": liger}, aim=aim,
+        torch=lambda x, w: torch.nn.functional.rms_norm(x, (h,), w, EPS), others={"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
-def _rms_norm_backward(t: int, h: int, aim: Aim | None) -> Case:
+def _rms_norm_backward(t: int, h: int, *aims: Aim) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         x, w = normals(t, h, seed=seed), normals(h, seed=seed + 1)
         rstd = torch.rsqrt(x.float().square().mean(1, keepdim=True) + EPS)
@@ -69,11 +68,11 @@ def _rms_norm_backward(t: int, h: int, aim: Aim | None) -> Case:
         ours=lambda x, w, rstd, d: rms_norm_backward_of(x, w, rstd.view(-1), d),
         moved=2 * (3 * t * h + 2 * h) + 4 * t,
         tuned=lambda: (ops.rms_norm, tuple(a.requires_grad_() for a in make(0)[:2])),
-        torch=eager, compiled=formula, others={"liger": liger}, aim=aim,
+        torch=eager, compiled=formula, others={"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
-def _rms_norm_residual(t: int, h: int, aim: Aim | None) -> Case:
+def _rms_norm_residual(t: int, h: int, *aims: Aim) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return normals(t, h, seed=seed), normals(t, h, seed=seed + 1), normals(h, seed=seed + 2)
 
@@ -93,14 +92,14 @@ def _rms_norm_residual(t: int, h: int, aim: Aim | None) -> Case:
     return Case(
         "rowwise", "rms_norm", "with residual", {"T": t, "H": h}, make,
         ours=lambda x, r, w: ops.rms_norm(x, w, EPS, r), moved=2 * (4 * t * h + h),
-        tuned=tuned, torch=added, others={"liger": liger}, aim=aim,
+        tuned=tuned, torch=added, others={"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
 # --- softmax ------------------------------------------------------------------------------------------------------
 
 
-def _softmax(name: str, t: int, v: int, aim: Aim | None) -> Case:
+def _softmax(name: str, t: int, v: int, *aims: Aim) -> Case:
     op, peer = ops.named(name), getattr(torch, name)
 
     def make(seed: int) -> tuple[Any, ...]:
@@ -113,7 +112,7 @@ def _softmax(name: str, t: int, v: int, aim: Aim | None) -> Case:
 
     return Case(
         "rowwise", name, "forward", {"T": t, "V": v}, make, ours=op, moved=4 * t * v, tuned=lambda: (op, make(0)),
-        torch=lambda x: peer(x, -1), others={"liger": liger} if name == "softmax" else {}, aim=aim,
+        torch=lambda x: peer(x, -1), others={"liger": liger} if name == "softmax" else {}, aims=aims,
     )  # fmt: skip
 
 
@@ -124,7 +123,7 @@ def _ids(t: int, v: int, seed: int) -> torch.Tensor:
     return torch.randint(v, (t,), generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
 
 
-def _selected(t: int, v: int, aim: Aim | None, *, entropy: bool = False) -> Case:
+def _selected(t: int, v: int, *aims: Aim, entropy: bool = False) -> Case:
     def make(seed: int) -> tuple[Any, ...]:
         return normals(t, v, seed=seed), _ids(t, v, seed + 1)
 
@@ -150,11 +149,11 @@ def _selected(t: int, v: int, aim: Aim | None, *, entropy: bool = False) -> Case
         "rowwise", "selected_logprob", "with entropy" if entropy else "forward", {"T": t, "V": v}, make,
         ours=lambda logits, ids: ops.selected_logprob(logits, ids, entropy=entropy), moved=2 * t * v + 12 * t,
         tuned=lambda: (ops.selected_logprob, (*make(0), 1.0, -100, entropy)),
-        torch=eager, compiled=formula, others={} if entropy else {"liger": liger}, aim=aim,
+        torch=eager, compiled=formula, others={} if entropy else {"liger": liger}, aims=aims,
     )  # fmt: skip
 
 
-def _selected_backward(t: int, v: int, aim: Aim | None) -> Case:
+def _selected_backward(t: int, v: int, *aims: Aim) -> Case:
     options = Options(1.0, -100)
 
     def make(seed: int) -> tuple[Any, ...]:
@@ -172,25 +171,25 @@ def _selected_backward(t: int, v: int, aim: Aim | None) -> Case:
 
     return Case(
         "rowwise", "selected_logprob", "backward", {"T": t, "V": v}, make, ours=ours, moved=4 * t * v + 20 * t,
-        tuned=lambda: (ops.selected_logprob, (make(0)[0].requires_grad_(), make(0)[1])), compiled=formula, aim=aim,
+        tuned=lambda: (ops.selected_logprob, (make(0)[0].requires_grad_(), make(0)[1])), torch=formula, aims=aims,
     )  # fmt: skip
 
 
 V = 151936
 CASES = [
-    _rms_norm(8192, 4096, Aim(share=0.90)),
-    _rms_norm(4096, 8192, Aim(share=0.90)),
-    _rms_norm(65536, 128, Aim(us=8.0, kind="warm")),
-    _rms_norm_residual(8192, 4096, Aim(share=0.90)),
-    _rms_norm_residual(4096, 8192, Aim(share=0.90)),
-    _rms_norm_backward(8192, 4096, Aim(share=0.78)),
-    _rms_norm_backward(4096, 8192, Aim(share=0.78)),
-    _rms_norm_backward(65536, 128, None),
-    *(_softmax(name, 8192, 8192, Aim(share=0.88)) for name in ("softmax", "log_softmax")),
-    *(_softmax(name, 4096, V, Aim(share=0.75)) for name in ("softmax", "log_softmax")),
-    *(_softmax(name, 64, V, None) for name in ("softmax", "log_softmax")),
-    _selected(4096, V, Aim(share=0.80)),
-    _selected(64, V, Aim(us=10.0, kind="warm")),
-    _selected(4096, V, None, entropy=True),
-    _selected_backward(4096, V, Aim(share=0.80)),
+    _rms_norm(*sized(8192, 4096), Aim(share=0.90)),
+    _rms_norm(*sized(4096, 8192), Aim(share=0.90)),
+    _rms_norm(*sized(65536, 128), Aim(share=0.82), Aim(us=8.0, kind="warm")),
+    _rms_norm_residual(*sized(8192, 4096), Aim(share=0.90)),
+    _rms_norm_residual(*sized(4096, 8192), Aim(share=0.90)),
+    _rms_norm_backward(*sized(8192, 4096), Aim(share=0.78)),
+    _rms_norm_backward(*sized(4096, 8192), Aim(share=0.78)),
+    _rms_norm_backward(*sized(65536, 128)),
+    *(_softmax(name, *sized(8192, 8192), Aim(share=0.88)) for name in ("softmax", "log_softmax")),
+    *(_softmax(name, *sized(4096, V), Aim(share=0.75)) for name in ("softmax", "log_softmax")),
+    *(_softmax(name, *sized(64, V)) for name in ("softmax", "log_softmax")),
+    _selected(*sized(4096, V), Aim(share=0.80)),
+    _selected(*sized(64, V), Aim(us=10.0, kind="warm")),
+    _selected(*sized(4096, V), entropy=True),
+    _selected_backward(*sized(4096, V), Aim(share=0.80)),
 ]

@@ -1,10 +1,14 @@
 """The operator table on a GPU: every case's reference and tuned launch beside its peers, in one run.
 
 Prints one JSON object. ``python benchmarks/operators.py [--group G] [--only TEXT] [--kinds cold,warm] [--peers A,B]
-[--cache DIR] [--untuned]``. Each case is tuned into a cache folder of its own run, its outputs under mode ``off`` and
-``read`` are compared byte for byte, and all calls of a case are timed together: unrolled in graphs, replayed in random
-order, medians. ``share`` is the case's bytes (inputs and outputs, each once) over its time and the bandwidth of a copy
-measured in the same run; cold rotates argument sets past the last-level cache.
+[--cache DIR] [--untuned] [--seconds N]``. Each case is tuned into a cache folder of its own run, its outputs under mode
+``off`` and ``read`` are compared byte for byte, and all calls of a case are timed together: unrolled in graphs,
+replayed in random order, medians. ``share`` is the case's bytes (inputs and outputs, each once) over its time and the
+bandwidth of a copy measured in the same run; cold rotates argument sets past the last-level cache. What each case was
+to reach, what it reached and where a peer is faster stand beside the times and, together, at the end.
+
+A case that would not end within ``--seconds``, by the longest one so far, is not begun; ended from outside, the run
+prints what it has. Without a GPU it is a rehearsal, on small tensors and by the host's clock.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import argparse
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -32,27 +37,24 @@ def cases() -> list[Any]:
 
 def measure(case: Any, given: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
     """Tune, compare and time one case."""
+    import operator_report
     import replay_timing
-    import torch
 
     row: dict[str, Any] = {"name": case.name, "group": case.group, "moved_bytes": case.moved}
+    calls = {"reference": in_mode("off", case.ours)}
     if not given.untuned:
         row["tuning"] = tune(case)
         row["bits_equal"] = bits_equal(case)
-    calls = {"reference": in_mode("off", case.ours)}
-    if not given.untuned:
+        row["bit_classes"] = operator_report.bit_classes(row["tuning"])
         calls["tuned"] = in_mode("read", case.ours)
     found, row["left_out"] = peers(case, given.peers)
-    calls |= found
     row["times"] = {}
     for kind in given.kinds:
-        timed = replay_timing.compare_us(calls, case.make, kind == "cold")
+        timed = replay_timing.compare_us(calls | found, case.make, kind == "cold", given.rounds)
         for times in timed.values():
             times["share"] = round(case.moved / (times["us"] * 1e-6) / bandwidth, 3)
         row["times"][kind] = timed
-    row |= judged(case, row["times"], "reference" if given.untuned else "tuned", found)
-    torch.cuda.empty_cache()
-    return row
+    return row | operator_report.figures(case, row["times"], list(found))
 
 
 def tune(case: Any) -> list[dict[str, str]]:
@@ -64,9 +66,10 @@ def tune(case: Any) -> list[dict[str, str]]:
     decided = kalign.tune(op, *arguments)
     print(f"{case.name}: tuned in {time.monotonic() - started:.1f} s", file=sys.stderr)
     return [
-        {"kernel": d.kernel, "problem": d.problem, "how": d.how, "config": str(d.entry.config if d.entry else d.reason)}
+        {"kernel": d.kernel, "problem": d.problem, "how": d.how, "tried": d.entry.tried if d.entry else "",
+         "config": str(d.entry.config if d.entry else d.reason)}
         for d in decided
-    ]
+    ]  # fmt: skip
 
 
 def bits_equal(case: Any) -> bool:
@@ -110,49 +113,68 @@ def peers(case: Any, wanted: list[str]) -> tuple[dict[str, Callable[..., Any]], 
         try:
             call = make()
             call(*arguments)
-            torch.cuda.synchronize()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             found[name] = call
         except Exception as error:
             left_out[name] = f"{type(error).__name__}: {str(error)[:200]}"
     return found, left_out
 
 
-def judged(case: Any, times: dict[str, Any], ours: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The case's aim with what came of it, and the fastest peer's time over ours."""
-    result: dict[str, Any] = {}
-    for kind, timed in times.items():
-        rivals = {name: timed[name]["us"] for name in found}
-        if rivals:
-            best = min(rivals, key=rivals.__getitem__)
-            result[f"best_peer_{kind}"] = {"name": best, "over_ours": round(rivals[best] / timed[ours]["us"], 3)}
-    if case.aim is not None and case.aim.kind in times:
-        reached = times[case.aim.kind][ours]
-        met = reached["share"] >= case.aim.share if case.aim.share else reached["us"] <= case.aim.us
-        result["aim"] = {"kind": case.aim.kind, "share": case.aim.share, "us": case.aim.us, "met": met}
-    return result
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--group", default="", help="cases of this group")
     parser.add_argument("--only", default="", help="cases whose name holds one of these texts, separated by commas")
     parser.add_argument("--kinds", default="cold,warm", type=lambda text: text.split(","))
     parser.add_argument("--peers", default=",".join(PEERS), type=lambda text: text.split(","))
     parser.add_argument("--cache", help="folder to tune into; a fresh one by default")
     parser.add_argument("--untuned", action="store_true", help="the reference alone beside the peers")
-    given = parser.parse_args()
+    parser.add_argument("--rounds", type=int, default=15, help="readings of each call")
+    parser.add_argument("--seconds", type=float, default=540, help="the time there is")
+    return parser.parse_args()
+
+
+def main() -> None:
+    started = time.monotonic()
+    given = options()
     os.environ["KALIGN_CACHE_DIR"] = given.cache or tempfile.mkdtemp()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what is known by then is still printed
+    import operator_report
     import replay_timing
+    import torch
 
     bandwidth = replay_timing.copy_bandwidth()
-    rows = []
-    for case in cases():
-        wanted = any(text in case.name for text in given.only.split(","))
-        if wanted and given.group in ("", case.group):
-            rows.append(attempt(case, given, bandwidth))
-    made = {"benchmark": "operators", "command": " ".join(sys.argv), "machine": replay_timing.machine(),
-            "copy_tb_per_s": round(bandwidth / 1e12, 3), "cases": rows}  # fmt: skip
-    print(json.dumps(made, indent=1))
+    made: dict[str, Any] = {
+        "benchmark": "operators", "rehearsal": not torch.cuda.is_available(), "command": " ".join(sys.argv),
+        "machine": replay_timing.machine(), "copy_tb_per_s": round(bandwidth / 1e12, 3), "cases": [],
+    }  # fmt: skip
+    wanted = [
+        case for case in cases()
+        if given.group in ("", case.group) and any(text in case.name for text in given.only.split(","))
+    ]  # fmt: skip
+    try:
+        run_all(wanted, given, bandwidth, started, made["cases"])
+    finally:
+        done = {row["name"] for row in made["cases"]}
+        made["cases"] += [{"name": case.name, "not_run": "ended"} for case in wanted if case.name not in done]
+        made["seconds"] = round(time.monotonic() - started, 1)
+        made["summary"] = operator_report.summary(made["cases"])
+        print(json.dumps(made, indent=1))
+
+
+def run_all(
+    wanted: list[Any], given: argparse.Namespace, bandwidth: float, started: float, rows: list[dict[str, Any]]
+) -> None:
+    """``attempt`` each case into ``rows`` while there is time for one more as long as the longest."""
+    longest = 0.0
+    for case in wanted:
+        begun = time.monotonic()
+        if begun - started + longest > given.seconds:
+            rows.append({"name": case.name, "group": case.group, "not_run": "no time"})
+            continue
+        rows.append(attempt(case, given, bandwidth))
+        rows[-1]["seconds"] = round(time.monotonic() - begun, 1)
+        longest = max(longest, time.monotonic() - begun)
 
 
 def attempt(case: Any, given: argparse.Namespace, bandwidth: float) -> dict[str, Any]:
@@ -163,8 +185,9 @@ def attempt(case: Any, given: argparse.Namespace, bandwidth: float) -> dict[str,
         row = measure(case, given, bandwidth)
     except Exception as error:
         row = {"name": case.name, "group": case.group, "error": f"{type(error).__name__}: {str(error)[:500]}"}
-        torch.cuda.empty_cache()
-    print(line(row), file=sys.stderr)
+    torch.cuda.empty_cache()
+    torch.compiler.reset()  # compiled peers of one formula share a limit, past which they would be eager in silence
+    print(line(row), file=sys.stderr, flush=True)
     return row
 
 

@@ -24,7 +24,7 @@ def machine() -> dict[str, Any]:
 
     from kalign_core import session
 
-    facts = session.current().facts(torch.cuda.current_device())
+    facts = session.current().facts(torch.cuda.current_device() if torch.cuda.is_available() else 0)
     return {
         "device": facts.identity.name,
         "toolchain": dict(facts.toolchain.facts),
@@ -38,6 +38,8 @@ def sets_for(make: Callable[[int], tuple[Any, ...]], cold: bool) -> list[tuple[A
     first = make(0)
     if not cold:
         return [first]
+    if not torch.cuda.is_available():
+        return [first, make(1)]
     moved = sum(t.numel() * t.element_size() for t in first if isinstance(t, torch.Tensor))
     level = torch.cuda.get_device_properties(0).L2_cache_size
     return [first, *(make(seed) for seed in range(1, min(256, max(2, 1 + -(-2 * level // moved)))))]
@@ -72,8 +74,28 @@ class Replay:
         return float(start.elapsed_time(end)) * 1000.0 / self.launches
 
 
-def replays(calls: Mapping[T, Callable[..., Any]], sets: Sequence[tuple[Any, ...]]) -> dict[T, Replay]:
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """In a replay's place where there is no GPU: the call itself, by the host's clock."""
+
+    call: Callable[..., Any]
+    sets: Sequence[tuple[Any, ...]]
+    launches: int = 1
+
+    def us(self) -> float:
+        """Host microseconds of one call."""
+        start = time.perf_counter()
+        self.call(*self.sets[0])
+        return (time.perf_counter() - start) * 1e6
+
+
+Reading = Replay | Rehearsal
+
+
+def replays(calls: Mapping[T, Callable[..., Any]], sets: Sequence[tuple[Any, ...]]) -> Mapping[T, Reading]:
     """Each call in a graph of its own, long enough to be timed, going a whole number of times round ``sets``."""
+    if not torch.cuda.is_available():
+        return {name: Rehearsal(call, sets) for name, call in calls.items()}
     ready = {}
     for name, call in calls.items():
         trial = Replay(graph_of(call, sets, 5), 5)
@@ -85,7 +107,7 @@ def replays(calls: Mapping[T, Callable[..., Any]], sets: Sequence[tuple[Any, ...
     return ready
 
 
-def interleave(ready: Mapping[T, Replay], rounds: int, rest_share: float = 0.0) -> dict[T, list[float]]:
+def interleave(ready: Mapping[T, Reading], rounds: int, rest_share: float = 0.0) -> dict[T, list[float]]:
     """Readings by round, in random order within each; after each reading ``rest_share`` times its length of idling."""
     readings: dict[T, list[float]] = {name: [] for name in ready}
     order = list(ready)
@@ -101,10 +123,10 @@ def interleave(ready: Mapping[T, Replay], rounds: int, rest_share: float = 0.0) 
 
 
 def compare_us(
-    calls: dict[str, Callable[..., Any]], make: Callable[[int], tuple[Any, ...]], cold: bool
+    calls: dict[str, Callable[..., Any]], make: Callable[[int], tuple[Any, ...]], cold: bool, rounds: int = ROUNDS
 ) -> dict[str, dict[str, float]]:
     """Median and spread in microseconds of each call on the same argument sets, interleaved in random order."""
-    readings = interleave(replays(calls, sets_for(make, cold)), ROUNDS)
+    readings = interleave(replays(calls, sets_for(make, cold)), rounds)
     return {name: _summary(values) for name, values in readings.items()}
 
 
@@ -127,7 +149,10 @@ def _summary(values: list[float]) -> dict[str, float]:
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written per second by a device-to-device copy of 2 GiB, median of 15."""
+    """Bytes read and written per second by a device-to-device copy of 2 GiB, median of 15; of 1 MiB on a host."""
+    if not torch.cuda.is_available():
+        source = torch.ones(1 << 20, dtype=torch.uint8)
+        return 2 * source.numel() / (Rehearsal(torch.empty_like(source).copy_, [(source,)]).us() * 1e-6)
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda").fill_(1)
     target = torch.empty_like(source)
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
