@@ -13,6 +13,9 @@ from kalign_core.ops.rms_norm_plain import backward as rms_norm_backward_of
 from kalign_core.ops.selected_logprob import Options
 from kalign_core.ops.selected_logprob import backward as selected_backward
 from kalign_core.ops.selected_logprob import forward as selected_forward
+from kalign_core.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from kalign_core.ops.softmax import backward as softmax_backward_of
+from kalign_core.ops.softmax import forward as softmax_forward
 
 EPS = 1e-6
 
@@ -116,6 +119,29 @@ def _softmax(name: str, t: int, v: int, *aims: Aim) -> Case:
     )  # fmt: skip
 
 
+def _softmax_backward(name: str, t: int, v: int, *aims: Aim) -> Case:
+    op, kernels = ops.named(name), {"softmax": SOFTMAX, "log_softmax": LOG_SOFTMAX}[name]
+
+    def make(seed: int) -> tuple[Any, ...]:
+        x = normals(t, v, seed=seed)
+        return x, *softmax_forward(kernels, x, 1.0), normals(t, v, seed=seed + 1)
+
+    def eager(x: Any, y: Any, top: Any, total: Any, d: Any) -> Any:
+        return getattr(torch.ops.aten, f"_{name}_backward_data")(d, y, -1, y.dtype)
+
+    def formula(x: Any, y: Any, top: Any, total: Any, d: Any) -> Any:
+        wide, g = y.float(), d.float()
+        if name == "softmax":
+            return (wide * (g - (g * wide).sum(-1, keepdim=True))).to(y.dtype)
+        return (g - wide.exp() * g.sum(-1, keepdim=True)).to(y.dtype)
+
+    return Case(
+        "rowwise", name, "backward", {"T": t, "V": v}, make,
+        ours=lambda x, y, top, total, d: softmax_backward_of(kernels, x, top, total, d, 1.0), moved=6 * t * v + 8 * t,
+        tuned=lambda: (op, (make(0)[0].requires_grad_(),)), torch=eager, compiled=formula, aims=aims,
+    )  # fmt: skip
+
+
 # --- selected_logprob ---------------------------------------------------------------------------------------------
 
 
@@ -188,6 +214,7 @@ CASES = [
     *(_softmax(name, *sized(8192, 8192), Aim(share=0.88)) for name in ("softmax", "log_softmax")),
     *(_softmax(name, *sized(4096, V), Aim(share=0.75)) for name in ("softmax", "log_softmax")),
     *(_softmax(name, *sized(64, V)) for name in ("softmax", "log_softmax")),
+    *(_softmax_backward(name, *sized(8192, 8192)) for name in ("softmax", "log_softmax")),
     _selected(*sized(4096, V), Aim(share=0.80)),
     _selected(*sized(64, V), Aim(us=10.0, kind="warm")),
     _selected(*sized(4096, V), entropy=True),

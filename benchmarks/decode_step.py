@@ -5,11 +5,16 @@ output product, rms_norm, the gate and up product, swiglu and the down product, 
 weights of their own. The ways are kalign with tuned launches, kalign with tuning off, the same kernels through Triton's
 ``kernel[grid](...)`` at the reference launch, and through warm ``@triton.autotune``. Eager is host and device together,
 from one idle device to the next; captured is one replay of the step's graph. Rounds go through all ways in turn.
+
+Tuning stops after KALIGN_TUNE_BUDGET_S, 240 s where that is not set; what was not tuned by then launches its reference.
+Without a GPU it is a rehearsal of small layers: nothing is captured, and autotune, which needs a device, is left out.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -18,9 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = 36, 4096, 12288, 32, 8, 128
-ROUNDS = 11
-DEVICE = "cuda"
+import torch
+
+REHEARSAL = not torch.cuda.is_available()
+QWEN, SMALL = (36, 4096, 12288, 32, 8, 128), (1, 32, 32, 2, 1, 16)
+LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = SMALL if REHEARSAL else QWEN
+ROUNDS = 1 if REHEARSAL else 11
+DEVICE = "cpu" if REHEARSAL else "cuda"
 TOKENS = (1, 16)
 Fire = Callable[..., None]
 
@@ -47,7 +56,6 @@ class Layer(NamedTuple):
 
 def layers() -> list[Layer]:
     """Weights ``(out in)`` of every layer, scaled so that a step neither grows nor vanishes."""
-    import torch
 
     def weight(rows: int, columns: int) -> Any:
         return (torch.randn(rows, columns, dtype=torch.bfloat16, device=DEVICE) * columns**-0.5).t()
@@ -88,8 +96,6 @@ def through_kalign() -> Ways:
 
 def through(fire: Fire) -> Ways:
     """The operators' kernels on outputs from ``torch.empty``, launched by ``fire(kernel, *arguments)``."""
-    import torch
-
     from kalign_core import ops
 
     norm_kernel, rope_kernel = ops.rms_norm.kernels[0], ops.rope.kernels[0]
@@ -165,8 +171,6 @@ def tune(stack: list[Layer], x: Any, cos: Any, sin: Any) -> None:
 
 
 def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
-    import torch
-
     import kalign_core as kalign
 
     x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
@@ -177,21 +181,20 @@ def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
         "kalign tuned": ("read", through_kalign()),
         "kalign off": ("off", through_kalign()),
         "triton": ("off", through(by_triton(tuned=False))),
-        "triton.autotune, warm": ("off", through(by_triton(tuned=True))),
     }
-    graphs, results = {}, {}
+    if not REHEARSAL:
+        ways["triton.autotune, warm"] = ("off", through(by_triton(tuned=True)))
+    replays, results = {}, {}
     for name, (mode, way) in ways.items():
         with kalign.using(mode=mode, phase="decode"):
             results[name] = step(way, stack, x, cos, sin).clone()
-            graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graphs[name]):
-                step(way, stack, x, cos, sin)
+            replays[name] = captured(lambda way=way: step(way, stack, x, cos, sin))
     times: dict[str, dict[str, list[float]]] = {name: {"eager": [], "captured": []} for name in ways}
     for _ in range(ROUNDS):
         for name, (mode, way) in ways.items():
             with kalign.using(mode=mode, phase="decode"):
                 times[name]["eager"].append(_us(lambda way=way: step(way, stack, x, cos, sin)))
-            times[name]["captured"].append(_us(graphs[name].replay))
+            times[name]["captured"].append(_us(replays[name]))
     peer = times["triton"]
     same = {
         name: torch.equal(r.view(torch.int16), results["kalign off"].view(torch.int16)) for name, r in results.items()
@@ -207,34 +210,50 @@ def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """One replay of a graph of ``call``; ``call`` itself where there is no GPU."""
+    if REHEARSAL:
+        return call
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def _over(a: float, b: float) -> float:
     return a / b
 
 
 def _us(call: Callable[[], Any]) -> float:
-    import torch
-
-    torch.cuda.synchronize()
+    _wait()
     start = time.perf_counter()
     call()
-    torch.cuda.synchronize()
+    _wait()
     return (time.perf_counter() - start) * 1e6
 
 
-def main() -> None:
-    import os
+def _wait() -> None:
+    if not REHEARSAL:
+        torch.cuda.synchronize()
 
+
+def main() -> None:
     os.environ.setdefault("KALIGN_CACHE_DIR", tempfile.mkdtemp())
+    os.environ.setdefault("KALIGN_TUNE_BUDGET_S", "240")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what is known by then is still printed
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     import replay_timing
-    import torch
 
-    with torch.no_grad():
-        stack = layers()
-        rows = {f"M={tokens}": measured(stack, tokens) for tokens in TOKENS}
-    print(
-        json.dumps({"benchmark": "decode_step", "machine": replay_timing.machine(), "layers": LAYERS, **rows}, indent=1)
-    )
+    made = {
+        "benchmark": "decode_step", "rehearsal": REHEARSAL, "machine": replay_timing.machine(), "layers": LAYERS,
+    }  # fmt: skip
+    try:
+        with torch.no_grad():
+            stack = layers()
+            for tokens in TOKENS:
+                made[f"M={tokens}"] = measured(stack, tokens)
+    finally:
+        print(json.dumps(made, indent=1))
 
 
 if __name__ == "__main__":

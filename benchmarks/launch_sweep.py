@@ -39,6 +39,8 @@ LAUNCHES: dict[str, list[dict[str, int]]] = {
     "rms_norm_dweight_fold": launches("BLOCK num_warps", (8, 8), (8, 16), (16, 4), (16, 8), (32, 4)),
     "softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
     "log_softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
+    "softmax_backward": launches("ROWS num_warps", (1, 8), (1, 16), (2, 16)),
+    "log_softmax_backward": launches("ROWS num_warps", (1, 8), (1, 16), (2, 16)),
     "softmax_long": LONG,
     "log_softmax_long": LONG,
     "softmax_long_backward": GRADIENTS,
