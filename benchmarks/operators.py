@@ -7,8 +7,9 @@ replayed in random order, medians. ``share`` is the case's bytes (inputs and out
 bandwidth of a copy measured in the same run; cold rotates argument sets past the last-level cache. What each case was
 to reach, what it reached and where a peer is faster stand beside the times and, together, at the end.
 
-A case that would not end within ``--seconds``, by the longest one so far, is not begun; ended from outside, the run
-prints what it has. Without a GPU it is a rehearsal, on small tensors and by the host's clock.
+A case that would not end within ``--seconds``, by the longest one so far, is not begun; one that runs past them is
+ended, and the run prints what it has, as it does when it is terminated. Without a GPU it is a rehearsal, on small
+tensors and by the host's clock.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def main() -> None:
     started = time.monotonic()
     given = options()
     os.environ["KALIGN_CACHE_DIR"] = given.cache or tempfile.mkdtemp()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what is known by then is still printed
+    end_after(given.seconds)
     import operator_report
     import replay_timing
     import torch
@@ -155,11 +156,23 @@ def main() -> None:
     try:
         run_all(wanted, given, bandwidth, started, made["cases"])
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         done = {row["name"] for row in made["cases"]}
         made["cases"] += [{"name": case.name, "not_run": "ended"} for case in wanted if case.name not in done]
         made["seconds"] = round(time.monotonic() - started, 1)
         made["summary"] = operator_report.summary(made["cases"])
         print(json.dumps(made, indent=1))
+
+
+def end_after(seconds: float) -> None:
+    """Leave within a case, asked to or after ``seconds``, by way of printing; asked again where somebody caught it."""
+
+    def leave(*_: Any) -> None:
+        raise SystemExit(f"ended after {seconds:.0f} s or from outside")
+
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, leave)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1.0), 5.0)
 
 
 def run_all(
