@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kalign_core as kalign
+from kalign_core import hal
 from kalign_core.session import Session
 from kalign_core.settings import Settings
-from tests.core.scripted import bits, ops
+from kalign_core.tuner.targets import calls_of, session_for, target_named
+from tests.core.scripted import bits, normals, ops
 
 OPERATORS = ops.operators()
 by_name = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
 HOST = torch.device("cpu")
+TARGET = target_named(hal.plugins, "cuda:sm_90")
 REFERENCES = ["rope", "ratio_kl", "grpo_loss", "group_advantage", "embedding", "pack", "selected_logprob"]
 
 
@@ -84,3 +88,80 @@ def test_the_gate_passes_every_reference(name: str) -> None:
         verdicts = kalign.verify(op, *given(op))
     assert {v.kernel for v in verdicts} == {kernel.name for kernel in op.kernels}
     assert {v.kernel: str(v.verdict.refutation) for v in verdicts if v.verdict.state != "not refuted"} == {}
+
+
+# --- what no call may depend on, and what none may do ---------------------------------------------------------------
+
+
+@by_name
+def test_a_phase_changes_no_bit(op: Any) -> None:
+    """Training, prefill and decode compute the same bytes, there and back."""
+    made = []
+    for phase in ("train", "prefill", "decode"):
+        with Session(configuration=Settings()).active(), kalign.using(phase=phase):
+            made.append(both_ways(op, given(op)))
+    assert made[0] == made[1] == made[2]
+
+
+@by_name
+def test_references_depend_on_no_number_of_rows(op: Any) -> None:
+    """What is launched when nothing is tuned is the same for one row and for a million, in every phase."""
+    rows = {"T": (1, 16, 2**20), "B": (1, 16, 2**20), "M": (1, 16, 2**20)}
+    found = set()
+    for i, phase in ((0, "train"), (1, "decode"), (2, "prefill"), (2, "train")):
+        sizes = {dim: rows[dim][i] if dim in rows else 64 for dim in op.dims}
+        here = session_for(TARGET, hal.plugins)
+        with here.active(), kalign.using(phase=phase):
+            calls = calls_of(here, op, sizes, op.dtypes[0])
+        found.add(tuple((c.kernel.name, str(c.kernel.reference_config(c.problem))) for c in calls))
+    assert len(found) == 1
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises where torch would have to wait for a device: to read a number, or to learn the size of a result."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"):
+            raise AssertionError(f"{name} would stop the host")
+        return func(*args, **(kwargs or {}))
+
+
+@by_name
+def test_the_host_waits_for_nothing(op: Any) -> None:
+    """No call or gradient asks a tensor what it holds: streams are not waited for, and graphs can be captured."""
+    args = given(op)
+    with Session(configuration=Settings()).active(), NoWaiting():
+        results = [r for r in tensors(op(*args)) if r.requires_grad]
+        if results:
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+
+
+def test_a_call_that_asks_would_be_noticed() -> None:
+    """Reading one number of a tensor is what the test above refuses."""
+    with NoWaiting(), pytest.raises(AssertionError, match="_local_scalar_dense would stop the host"):
+        torch.ones(1).item()
+
+
+LONG_ROWS: dict[str, tuple[Any, ...]] = {
+    "swiglu": (normals(1, 262143), normals(1, 262143, seed=1)),
+    "rms_norm": (normals(1, 65535), normals(65535, seed=1)),
+    "softmax": (normals(1, 262143),),
+    "log_softmax": (normals(1, 262143),),
+    "selected_logprob": (normals(1, 262143), torch.tensor([262142])),
+    "ratio_kl": tuple(normals(1, 262143, seed=i) / 8 for i in range(3)),
+    "grpo_loss": (*(normals(1, 262143, seed=i) / 8 for i in range(3)), torch.ones(1)),
+    "group_advantage": (normals(1, 4095), 4095),
+    "embedding": (torch.tensor([1]), normals(2, 262143)),
+    "pack": (normals(1, 1, 262143), torch.tensor([0, 1]), 1),
+    "unpack": (normals(1, 262143), torch.tensor([0, 1]), 1),
+}
+
+
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_the_longest_rows_are_no_power_of_two(name: str) -> None:
+    """Rows of 262,143 elements, of as many as are held where that is less, are computed to the end."""
+    op = ops.named(name)
+    got, exact = op(*LONG_ROWS[name]), op.oracle(*LONG_ROWS[name])
+    whole = torch.stack(got) if isinstance(got, tuple) else got
+    torch.testing.assert_close(whole.double(), exact, rtol=1e-5, atol=1e-5)
