@@ -283,6 +283,18 @@ def test_the_number_of_rows_is_no_part_of_the_code() -> None:
         assert lowered[0] == lowered[1] == lowered[2]
 
 
+def test_lengths_of_packed_sequences_are_no_part_of_the_code() -> None:
+    """Batches that differ in sequences, their lengths and their sum alone are packed by one compile."""
+    for op in (ops.pack, ops.unpack):
+        lowered = []
+        for sequences, length in ((3, 5), (9, 17), (70, 33)):
+            with scripted().active():
+                args = op.inputs({"B": sequences, "S": length, "F": 64}, "bf16", 0, torch.device("cpu"))
+                calls = recorded(op, *args)
+            lowered.append([lower(c.kernel, c.problem, c.kernel.reference_config(c.problem)) for c in calls])
+        assert lowered[0] == lowered[1] == lowered[2]
+
+
 def test_numbers_of_sequences_and_tokens_are_no_part_of_the_code() -> None:
     """Batches that differ in their sequences and tokens alone are one compile, whether dense or cut out of longer rows.
 

@@ -79,6 +79,18 @@ def test_a_row_s_gradient_depends_on_its_own_tokens() -> None:
     assert bits(both_ways(ids, weight, d_out)[1][2]) == bits(alone[2])
 
 
+@pytest.mark.parametrize("more", [1, 9])
+@pytest.mark.parametrize("number", [2, -1, 5])
+def test_trailing_tokens_without_a_gradient_change_nothing(number: int, more: int) -> None:
+    """Tokens at the end whose gradient is zero, or which name no row whatever theirs is, leave every bit; up to as many
+    again as there are.
+    """
+    ids, d_out, weight = torch.tensor([2, 0, 2, 1, 4, 2, 2, 0, 1]), normals(9, 12), normals(5, 12)
+    d_more = torch.zeros(more, 12) if number == 2 else torch.full((more, 12), torch.nan)
+    padded = torch.cat((ids, torch.full((more,), number))), torch.cat((d_out, d_more))
+    assert bits(both_ways(padded[0], weight, padded[1])[1]) == bits(both_ways(ids, weight, d_out)[1])
+
+
 def test_a_row_nobody_named_has_no_gradient() -> None:
     """Rows without a token are +0."""
     _, d_weight = both_ways(torch.tensor([1, 1]), normals(4, 8), torch.full((2, 8), -0.0))

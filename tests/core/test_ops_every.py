@@ -14,6 +14,7 @@ from kalign_core.session import Session
 from kalign_core.settings import Settings
 from kalign_core.tuner.targets import calls_of, session_for, target_named
 from tests.core.scripted import bits, normals, ops
+from tests.there_and_back import there_and_back
 
 OPERATORS = ops.operators()
 by_name = pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
@@ -132,9 +133,9 @@ def test_the_host_waits_for_nothing(op: Any) -> None:
     """No call or gradient asks a tensor what it holds: streams are not waited for, and graphs can be captured."""
     args = given(op)
     with Session(configuration=Settings()).active(), NoWaiting():
-        results = [r for r in tensors(op(*args)) if r.requires_grad]
-        if results:
-            torch.autograd.backward(results, [torch.ones_like(r) for r in results])
+        made = there_and_back(op, args)
+    wanted = [a for a in args if isinstance(a, torch.Tensor) and a.requires_grad]
+    assert len(made) == len(tensors(op(*args))) + len(wanted)
 
 
 def test_a_call_that_asks_would_be_noticed() -> None:

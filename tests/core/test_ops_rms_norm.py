@@ -139,7 +139,7 @@ def test_a_row_keeps_its_bits(company: str) -> None:
     assert_rows_keep_their_bits(rows_both_ways, company, normals(5, 24), normals(5, 24, seed=1))
 
 
-@pytest.mark.parametrize("padding", [1, 64])
+@pytest.mark.parametrize("padding", [1, 64, 70])
 def test_trailing_rows_without_a_gradient_change_nothing(padding: int) -> None:
     """The weight's gradient is the same however many padding rows stand behind the real ones."""
     x, d_out = normals(70, 8), normals(70, 8, seed=1)
