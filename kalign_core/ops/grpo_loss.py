@@ -225,7 +225,8 @@ def _numbers(clip_low: float, clip_high: float, beta: float, reduction: str, len
     if reduction not in REDUCTIONS:
         raise UnknownName("reduction", reduction, REDUCTIONS)
     for name, value in (("clip_low", clip_low), ("clip_high", clip_high), ("beta", beta)):
-        check_number("grpo_loss", name, value, 0.0, LARGEST if name == "beta" else math.inf, example=0.2)
+        if value.__class__ is not float or not 0.0 <= value <= LARGEST:  # every call comes by here
+            check_number("grpo_loss", name, value, 0.0, LARGEST if name == "beta" else math.inf, example=0.2)
     if (length is not None) != (reduction == "fixed"):
         raise BadArgument(
             f"grpo_loss: length={length} with reduction={reduction!r}",
