@@ -182,6 +182,7 @@ def _digests_at(here: Session, call: Recorded, tuned_at: str) -> tuple[str, ...]
     """Digests of the reference here, at the size that an entry was tuned at where ``call`` can be scaled to it."""
     from kalign_core.cache.key import at_edge
     from kalign_core.records import join_facts
+    from kalign_core.verifier.ahead import compile_ahead
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
 
@@ -191,5 +192,6 @@ def _digests_at(here: Session, call: Recorded, tuned_at: str) -> tuple[str, ...]
     with here.platform.on(call.device):
         bench = Bench(here.platform, call.kernel, problem, call.device)
         gate = open_gate(here.plugins, bench, bench.bound(call.kernel.reference_config(problem)))
+        compile_ahead(here, gate, (), gate.all_cases())
         gate.check_reference()
     return gate.digests
