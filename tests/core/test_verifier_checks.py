@@ -49,6 +49,14 @@ def test_cases_are_named_after_their_check(rows: int, strict: bool) -> None:
         assert {case.check for case in check.cases(bench)} <= {check.name}
 
 
+def test_the_stages_are_named_and_come_in_order() -> None:
+    """The first is the reference's own; the other six are checks."""
+    assert [(check.stage, check.name) for check in checks.CORE_CHECKS] == [
+        (2, "written bytes"), (3, "input families"), (4, "order probes"), (5, "batch axis"), (6, "layout"),
+        (7, "repeats"),
+    ]  # fmt: skip
+
+
 def test_the_written_bytes_are_asked_under_both_fills() -> None:
     """A byte that follows the fill shows under one of them."""
     assert [case.fill for case in checks.fills(sums_bench())] == [0x00, 0xFF]
