@@ -234,6 +234,7 @@ def test_tuning_tells_the_commands_of_what_it_refuted(here: Session, monkeypatch
     """What ``kalign tune --json`` lists as refuted comes with the commands that show it again."""
     monkeypatch.setattr(ops, "_known", dict(ops._known))  # the operator is known in this test alone
     result = CliRunner().invoke(main, ["tune", "tests.core.tiled_sum:tiled_sum", "--json"])
+    assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)["problems"]
     assert (row["refuted"], len(row["repeats"])) == (1, 1)
     again = run(row["repeats"][0])
