@@ -56,6 +56,8 @@ def examine(
         verdict = gate.examine([bad.candidate(bench)])[0]
     except (NotTunable, CandidateFailed) as error:
         return {"refuted": False, "error": str(error)}
+    except Exception as error:  # the next kernel is worth its time all the same
+        return {"refuted": False, "error": f"{type(error).__name__}: {error}"}
     found = verdict.refutation
     return {
         "refuted": found is not None,

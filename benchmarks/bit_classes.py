@@ -47,13 +47,9 @@ class Stand:
     @functools.cached_property
     def problems(self) -> list[Any]:
         """The problems that are compiled apart: the space's own, then those of cases that only the gate runs."""
-        from kalign_core.declare import lower
+        from kalign_core.verifier.ahead import problems_apart
 
-        cases = [case for check in self.gate.checks for case in check.cases(self.bench)]
-        apart: dict[Any, Any] = {}
-        for problem in (self.space.problem, *map(self.bench.problem_for, cases)):
-            apart.setdefault(lower(self.space.kernel, problem, self.reference), problem)
-        return list(apart.values())
+        return problems_apart(self.bench, self.space.kernel, self.reference, self.gate.all_cases())
 
     def lowered(self, config: Any) -> list[Any]:
         """What is compiled for ``config``."""
@@ -138,18 +134,14 @@ def digests_of(bench: Any, bounds: Mapping[Any, Any]) -> dict[Any, tuple[str, ..
 
     The inputs of each case are made once for all of them, which is most of what digests cost.
     """
-    from kalign_core.records import Case
-    from kalign_core.verifier.checks import DIGEST_ELEMENTS, DIGEST_FAMILIES
     from kalign_core.verifier.compare import digest
+    from kalign_core.verifier.reference import digest_cases
 
-    variant = "wide" if bench.has_variant("wide") else ""
     found: dict[Any, tuple[str, ...]] = dict.fromkeys(bounds, ())
-    for family in DIGEST_FAMILIES:
-        if family in bench.families:
-            case = bench.reduced(Case("digest", family=family, seed=1, variant=variant), DIGEST_ELEMENTS)
-            for config, bound in bounds.items():
-                run = bench.run(bound.launch_for(bench, case), case)
-                found[config] += (f"{family}={digest([buffer.view for buffer in run.outputs.values()])}",)
+    for case in digest_cases(bench):
+        for config, bound in bounds.items():
+            run = bench.run(bound.launch_for(bench, case), case)
+            found[config] += (f"{case.family}={digest([buffer.view for buffer in run.outputs.values()])}",)
     return found
 
 
@@ -276,6 +268,8 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         spaces = known_spaces.plan(place, given.most_pairs)
         if given.only:
             spaces = [space for space in spaces if space.kernel.name in given.only.split(",")]
+        asked = {space.kernel.name for space in spaces} if given.only else None
+        short = [row for row in known_spaces.shortfalls(spaces) if asked is None or row["kernel"] in asked]
         if given.reference_only:
             spaces = [known_spaces.Space(s.kind, s.kernel, s.problem) for s in spaces]
         stands = [stand_for(here, device, space) for space in spaces]
@@ -283,7 +277,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         print(f"{len(stands)} spaces, {len(set(jobs))} compiles, {time.monotonic() - started:.1f} s", file=sys.stderr)
         result = {
             "benchmark": "bit_classes", "command": command(given), "suite": SUITE,
-            "machine": machine(here, device), "spaces": rows, "not_run": [],
+            "machine": machine(here, device), "short_of_candidates": short, "spaces": rows, "not_run": [],
         }  # fmt: skip
         with compiling(here, device, jobs) as ahead:
             for number, stand in enumerate(stands):

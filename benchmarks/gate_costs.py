@@ -1,8 +1,9 @@
 """What the gate costs; prints one JSON object.
 
-``python benchmarks/gate_costs.py [--only OP]``. For every problem below: time for what the reference promises, for the
-first check of a candidate, for the quick suite per candidate (eight side by side) and for the strict one, compiling
-excluded by a first round; memory at its peak over that of the problem's own tensors, offsets past 2**31 apart.
+``python benchmarks/gate_costs.py [--only OP] [--small]``. For every problem below: time for what the reference
+promises, for the first check of a candidate, for the quick suite per candidate (eight side by side) and for the strict
+one, compiling excluded by a first round; memory at its peak over that of the problem's own tensors, offsets past 2**31
+apart. ``--small`` tries the script where there is no device.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ PROBLEMS = [
     ("matmul", "matmul", {"M": 4096, "N": 4096, "K": 4096}),
 ]
 SIDE_BY_SIDE = 8
+SMALLER = 512
 
 
 class Measured:
@@ -53,7 +55,10 @@ class Measured:
 
 def cost_of(here: Any, call: Any, configs: list[Any]) -> dict[str, Any]:
     """The quick gate around one kernel call, and the strict one."""
+    from kalign_core.verifier.ahead import compile_ahead
+
     bench, gate, bounds = opened(here, call, configs[:SIDE_BY_SIDE], strict=False)
+    compile_ahead(here, gate, bounds, gate.all_cases())
     gate.examine(bounds)
     gate.check_reference()
     own = bench.bytes_per_set()
@@ -90,8 +95,11 @@ def cost_of(here: Any, call: Any, configs: list[Any]) -> dict[str, Any]:
 
 def strict_cost(here: Any, call: Any, config: Any) -> dict[str, Any]:
     """The strict suite on one candidate."""
+    from kalign_core.verifier.ahead import compile_ahead
+
     bench, gate, [bound] = opened(here, call, [config], strict=True)
     started = time.perf_counter()
+    compile_ahead(here, gate, [bound], gate.all_cases())
     gate.check_reference()
     gate.examine([bound])
     first = time.perf_counter() - started
@@ -133,7 +141,6 @@ def opened(here: Any, call: Any, configs: list[Any], *, strict: bool) -> tuple[A
 
 def main() -> None:
     import torch
-    import triton
 
     from kalign_core import hal, ops, session
     from kalign_core.api import recorded
@@ -141,6 +148,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
+    parser.add_argument("--small", action="store_true", help="sizes that an interpreter can bear, to try the script")
     given = parser.parse_args()
     here, rows = session.current(), []
     device = hal.platform.devices()[0]
@@ -148,6 +156,8 @@ def main() -> None:
         for op, kernel, sizes in PROBLEMS:
             if given.only not in ("", op):
                 continue
+            if given.small:
+                sizes = {dim: max(1, size // SMALLER) for dim, size in sizes.items()}
             operator = ops.named(op)
             arguments = operator.inputs(sizes, "bf16", 0, torch.device(here.platform.device_type))
             call = next(c for c in recorded(operator, *arguments) if c.kernel.name == kernel)
@@ -158,8 +168,10 @@ def main() -> None:
             except Exception as error:
                 rows.append({"kernel": kernel, "sizes": sizes, "error": f"{type(error).__name__}: {error}"})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    import triton  # after the platform is chosen, which settles whether kernels are compiled
+
     head = {
-        "benchmark": "gate_costs", "command": "python benchmarks/gate_costs.py", "suite": SUITE,
+        "benchmark": "gate_costs", "command": " ".join(["benchmarks/gate_costs.py", *sys.argv[1:]]), "suite": SUITE,
         "device": here.platform.identity(device).name, "torch": torch.__version__, "triton": triton.__version__,
     }  # fmt: skip
     print(json.dumps({**head, "problems": rows}, indent=1))

@@ -18,7 +18,7 @@ from naive_rms_norm import naive_rms_norm_kernel
 from naive_row_sum import naive_row_sum_kernel
 
 from kalign_core import ops
-from kalign_core.api import recorded
+from kalign_core.api import recorded_forms
 from kalign_core.declare import Kernel, lower
 from kalign_core.errors import BadArgument
 from kalign_core.records import Config, Problem
@@ -27,8 +27,10 @@ from kalign_core.verifier.variants import dense_problem, variant
 EQUAL, DIFFERENT, OPERATOR, REFERENCE = "known equal", "known to differ", "operator", "reference only"
 # The gate looks at a few hundred rows of most cases, whatever the problem has.
 MOST_ROWS = 512
+FEW_ROWS = 16
 MOST_OF_ONE_PROBLEM = 32
-LAYOUTS = ("unaligned", "uneven")
+LEAST_OF_ONE_KERNEL = 60
+LAYOUTS = (("unaligned",), ("uneven",), ("unaligned", "uneven"))
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Place:
     small: bool
 
     def calls(self, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]:
-        """The kernel calls of ``op`` at ``sizes`` and of its backward."""
-        return recorded(op, *op.inputs(sizes, dtype, 0, torch.device(self.session.platform.device_type)))
+        """The kernel calls of every form of ``op`` at ``sizes`` and of its backward."""
+        return recorded_forms(op, sizes, dtype, torch.device(self.session.platform.device_type))
 
     def fitting(self, kind: str, kernel: Kernel, problem: Problem, configs: Iterable[Config]) -> Space:
         """The space of those ``configs`` that no plugin refuses here, without the reference."""
@@ -173,10 +175,31 @@ def laid_out_otherwise(
     asked: Sequence[tuple[Kernel, Problem]], counts: Mapping[Kernel, int], most_pairs: int
 ) -> Iterator[tuple[Kernel, Problem]]:
     """The problems of those kernels that still have too few candidates, unaligned and with rows apart unevenly."""
-    for name, (kernel, problem) in itertools.product(LAYOUTS, asked):
-        other = variant(kernel, problem, name) if counts[kernel] < most_pairs else None
-        if other is not None:
-            yield kernel, other
+    for names, (kernel, problem) in itertools.product(LAYOUTS, asked):
+        if counts[kernel] < most_pairs:
+            other: Problem | None = problem
+            for name in names:
+                other = variant(kernel, other, name) if other is not None else None
+            if other is not None:
+                yield kernel, other
+
+
+def shortfalls(spaces: Sequence[Space]) -> list[dict[str, Any]]:
+    """The kernels of operators that have fewer candidates in ``spaces`` than are asked for, and why."""
+    found = []
+    for kernel in dict.fromkeys(kernel for op in ops.operators() for kernel in op.kernels):
+        own = [space for space in spaces if space.kernel is kernel and space.kind in (EQUAL, OPERATOR)]
+        count = sum(len(space.configs) for space in own)
+        if count < LEAST_OF_ONE_KERNEL:
+            most, refused = (max((n for n in each), default=0) for each in (
+                [len(space.configs) for space in own], [space.refused for space in own]
+            ))  # fmt: skip
+            why = (
+                f"at most {most} configurations a problem beside the reference, {refused} refused by limits; "
+                f"{len(own)} problems of different code over every size, dtype, form and layout"
+            )
+            found.append({"kernel": kernel.name, "configurations": count, "why": why if own else "no call poses it"})
+    return found
 
 
 def posed(place: Place, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]:
@@ -190,7 +213,7 @@ def posed(place: Place, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]
 def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     """Every size of ``op`` with every dtype, neighbours differing in both, then widths that no vector divides.
 
-    Rows are capped, since no code depends on them.
+    Rows are capped, since no code depends on them; but operators may have other kernels for few rows, which come last.
     """
     growing = {dim for kernel in op.kernels for dim in kernel.bucket}
     sizes = [
@@ -201,6 +224,8 @@ def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     pairs = [(sizes[(turn + place) % len(sizes)], op.dtypes[place]) for turn, place in diagonals]
     odd = {dim: size if dim in growing else max(1, size - 1) for dim, size in sizes[0].items()}
     pairs += [(odd, dtype) for dtype in op.dtypes]
+    few = [{dim: min(size, FEW_ROWS) if dim in growing else size for dim, size in each.items()} for each in sizes]
+    pairs += itertools.product(few, op.dtypes)
     return [pair for number, pair in enumerate(pairs) if pair not in pairs[:number]]
 
 

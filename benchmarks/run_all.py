@@ -31,7 +31,7 @@ BENCHMARKS = (
     Benchmark("dispatch", "dispatch.py", 25),
     Benchmark("decode-step", "decode_step.py", 90),
     Benchmark("gate-costs", "gate_costs.py", 70),
-    Benchmark("bad-kernels", "bad_kernels.py", 40),
+    Benchmark("bad-kernels", "bad_kernels.py", 55),
     Benchmark("first-launch", "first_launch.py", 40),
     Benchmark("shared-device", "shared_device.py", 60),
     Benchmark("hostile-candidates", "hostile_candidates.py --deadline 4", 90),
@@ -40,7 +40,7 @@ BENCHMARKS = (
     Benchmark("operators-pointwise", "operators.py --group pointwise --seconds 540", 200),
     Benchmark("tuning-cost", "tuning_cost.py", 100),
     Benchmark("regret", "regret.py --limit 150", 150),
-    Benchmark("bit-classes", "bit_classes.py --seconds 200", 210),
+    Benchmark("bit-classes", "bit_classes.py --seconds 330", 340),
     Benchmark("main-job", "main_job.py", 110),
 )
 

@@ -84,6 +84,7 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
 
 def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     """The gate's verdict for one kernel call."""
+    from kalign_core.verifier.ahead import compile_ahead
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
 
@@ -93,9 +94,10 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     config = entry.config if entry else reference
     with platform.on(call.device):
         bench = Bench(platform, kernel, problem, call.device, strict=strict)
-        gate = open_gate(here.plugins, bench, bench.bound(reference))
+        gate, bound = open_gate(here.plugins, bench, bench.bound(reference)), bench.bound(config)
+        compile_ahead(here, gate, [bound], gate.all_cases())
         gate.check_reference()
-        [verdict] = gate.examine([bench.bound(config)])
+        [verdict] = gate.examine([bound])
     return Verified(kernel.name, here.key(kernel, problem, call.device).problem, config, verdict)
 
 

@@ -160,6 +160,7 @@ def _fate(report: Report) -> Row:
         "duplicates": report.duplicates, "inert_knobs": list(report.inert),
         "failures": [f"{config}: {why}" for config, why in report.failed],
         "refutations": [f"{config}: {refutation}" for config, refutation in report.refuted],
+        "repeats": [refutation.repeat for _, refutation in report.refuted if refutation.repeat],
         "seconds": {step: round(value, 3) for step, value in report.seconds.items()},
     }  # fmt: skip
 

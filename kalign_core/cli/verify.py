@@ -52,17 +52,21 @@ def verify(
 
     Stored winners are compared with the reference launch, references with themselves and their own rows. With
     --against FILE.toml, the file of another device or toolchain, the digests of core cases are compared with those in
-    it, operator by operator. Exit code 1 if anything is refuted or differs. Testing refutes, it does not prove.
+    it, operator by operator, for references that keep their promises; --strict asks for those under other layouts too.
+    Exit code 1 if anything is refuted or differs. Testing refutes, it does not prove.
     """
     from kalign_core import session
 
+    one_case = (case_text, kernel_text, config_text)
+    others = (candidate, device, *one_case)
+    if any(part is not None for part in others) and any(part is None for part in one_case):
+        raise BadArgument("--case goes with --kernel and --config", fix="copy the whole command of a refutation")
     here = session.current()
-    if case_text is not None:
-        if kernel_text is None or config_text is None:
-            raise BadArgument("--case goes with --kernel and --config", fix="copy the whole command of a refutation")
+    if case_text is not None and kernel_text is not None and config_text is not None:
         sys.exit(_repeat(here, case_text, kernel_text, candidate, config_text, device, as_json))
     work = problems.chosen(here, operators, shapes, shapes_file, dtype, phase)
-    sys.exit(_verify(here, work, strict, as_json) if against is None else _against(here, work, against, as_json))
+    run = _verify(here, work, strict, as_json) if against is None else _against(here, work, against, strict, as_json)
+    sys.exit(run)
 
 
 def _calls(here: Session, work: list[problems.Work]) -> Iterator[tuple[problems.Work, Recorded]]:
@@ -83,6 +87,9 @@ def _calls(here: Session, work: list[problems.Work]) -> Iterator[tuple[problems.
 
 
 def _verify(here: Session, work: list[problems.Work], strict: bool, as_json: bool) -> int:
+    """Hold every launch of ``work`` to the suite; gives the exit code."""
+    from kalign_core.verifier.checks import SUITE
+
     rows = [_verify_one(here, call, strict) for _, call in _calls(here, work)]
     wrong = [row for row in rows if row["state"] != "not refuted"]
     columns = ("kernel", "problem", "state", "cases", "observable", "configuration", "reason")
@@ -90,8 +97,8 @@ def _verify(here: Session, work: list[problems.Work], strict: bool, as_json: boo
     again = [row["refutation"]["repeat"] for row in rows if row["refutation"] and row["refutation"]["repeat"]]
     emit(
         as_json,
-        {"strict": strict, "refuted": len(wrong), "verdicts": rows},
-        table("", columns, [[row[name] for name in fields] for row in rows]),
+        {"suite": SUITE, "strict": strict, "refuted": len(wrong), "verdicts": rows},
+        table(f"suite {SUITE}, {'strict' if strict else 'quick'}", columns, [[row[f] for f in fields] for row in rows]),
         *(f"to see it again: {command}" for command in again),
     )
     return 1 if wrong else 0
@@ -140,7 +147,7 @@ def _repeat(
 # --- another device -----------------------------------------------------------------------------------------------
 
 
-def _against(here: Session, work: list[problems.Work], file: Path, as_json: bool) -> int:
+def _against(here: Session, work: list[problems.Work], file: Path, strict: bool, as_json: bool) -> int:
     """Compare digests with those in ``file``; gives the exit code."""
     from kalign_core.verifier.against import load, overall
 
@@ -149,7 +156,7 @@ def _against(here: Session, work: list[problems.Work], file: Path, as_json: bool
         {"operator": item.operator.name, "kernel": call.kernel.name, "problem": str(entry.tuned_at if entry else ""),
          "state": found.state, "detail": found.detail, "toolchain": entry.key.toolchain.id if entry else ""}
         for item, call in _calls(here, work)
-        for entry, found in _comparisons(here, call, theirs)
+        for entry, found in _comparisons(here, call, theirs, strict)
     ]  # fmt: skip
     names = dict.fromkeys(str(row["operator"]) for row in rows)
     summary = {name: overall(str(row["state"]) for row in rows if row["operator"] == name) for name in names}
@@ -163,7 +170,9 @@ def _against(here: Session, work: list[problems.Work], file: Path, as_json: bool
     return 1 if "differs" in summary.values() else 0
 
 
-def _comparisons(here: Session, call: Recorded, theirs: Theirs) -> Iterator[tuple[Entry | None, Comparison]]:
+def _comparisons(
+    here: Session, call: Recorded, theirs: Theirs, strict: bool
+) -> Iterator[tuple[Entry | None, Comparison]]:
     """Each entry of theirs for ``call``'s problem, and how our digests compare with its."""
     from kalign_core.verifier.against import Comparison, compare, matching
 
@@ -173,15 +182,19 @@ def _comparisons(here: Session, call: Recorded, theirs: Theirs) -> Iterator[tupl
         yield None, Comparison("not comparable", f"no entry for {key.problem} there")
     for entry in entries:
         try:
-            yield entry, compare(key, _digests_at(here, call, entry.tuned_at), entry)
+            yield entry, compare(key, _digests_at(here, call, entry.tuned_at, strict), entry)
         except (NotTunable, CandidateFailed) as error:
             yield entry, Comparison("not comparable", str(error))
 
 
-def _digests_at(here: Session, call: Recorded, tuned_at: str) -> tuple[str, ...]:
-    """Digests of the reference here, at the size that an entry was tuned at where ``call`` can be scaled to it."""
+def _digests_at(here: Session, call: Recorded, tuned_at: str, strict: bool) -> tuple[str, ...]:
+    """Digests of the reference here, at the size that an entry was tuned at where ``call`` can be scaled to it.
+
+    Raises ``NotTunable`` where the reference breaks its promises, of which ``strict`` knows more.
+    """
     from kalign_core.cache.key import at_edge
     from kalign_core.records import join_facts
+    from kalign_core.verifier.ahead import compile_ahead
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
 
@@ -189,7 +202,8 @@ def _digests_at(here: Session, call: Recorded, tuned_at: str) -> tuple[str, ...]
     if join_facts((d, n) for d, n in problem.dims if d in call.kernel.bucket) != tuned_at:
         problem = call.problem
     with here.platform.on(call.device):
-        bench = Bench(here.platform, call.kernel, problem, call.device)
+        bench = Bench(here.platform, call.kernel, problem, call.device, strict=strict)
         gate = open_gate(here.plugins, bench, bench.bound(call.kernel.reference_config(problem)))
+        compile_ahead(here, gate, (), gate.all_cases())
         gate.check_reference()
     return gate.digests

@@ -7,15 +7,14 @@ that compile to the same code for the same grid are one candidate.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kalign_core.declare import Lowered, lower
+from kalign_core.declare import lower
 from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import attempt, reason_of
-from kalign_core.records import Check, Config, EntryKey, Problem, Refutation
+from kalign_core.records import Config, EntryKey, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
 from kalign_core.tuner.failures import Fault, Guarded, Watched, short_of_memory, timeout_s
 from kalign_core.tuner.inert import inert_knobs
@@ -23,6 +22,7 @@ from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
 from kalign_core.tuner.space import declaration_order, warn_once
 from kalign_core.tuner.targets import does_not_fit
+from kalign_core.verifier.ahead import UNIMPORTABLE, compiled_here, problems_apart
 from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.gate import Gate
 
@@ -30,7 +30,6 @@ Progress = Callable[[str, int, int], None]
 """Told (what, done, total): how many candidates of how many were taken through ``compile``, ``check``, ``time``,
 ``gate`` and ``race``; how many of them are ``refused``, ``failed``, ``hung``, ``refuted``; and the ``best`` time beside
 the reference's, in nanoseconds."""
-_CASES_PER_CHECK = 4096
 
 
 @dataclass
@@ -115,7 +114,7 @@ class Builder:
         if target is None or not configs:
             yield None
         elif self.kernel.import_path is None:
-            self._compiles_here("it is defined in __main__, a notebook or a function")
+            self._compiles_here(UNIMPORTABLE)
             yield None
         else:
             jobs = [lower(self.kernel, self.problem, config) for config in configs]
@@ -171,7 +170,8 @@ class Builder:
         alive = {contender.config: contender for contender in contenders}
         if target is None or self.kernel.import_path is None:
             return list(alive.values())
-        jobs = [(config, lower(self.kernel, problem, config)) for problem in self._other_code(gate) for config in alive]
+        others = problems_apart(self.bench, self.kernel, self.report.reference, gate.cases())[1:]
+        jobs = [(config, lower(self.kernel, problem, config)) for problem in others for config in alive]
         with self.pool.start([lowered for _, lowered in jobs], target, deadline_s) as compiling:
             for position, result in compiling.results():
                 config = jobs[position][0]
@@ -179,17 +179,8 @@ class Builder:
                     self.note(config, f"{result.failure}, in a form that only the gate runs", result.transient)
         return list(alive.values())
 
-    def _other_code(self, gate: Gate) -> list[Problem]:
-        """Problems of the gate's cases that are compiled otherwise than the problem itself."""
-        found: dict[Lowered, Problem] = {}
-        for check in gate.checks:
-            for problem in attempt(_problems, check, self.bench).value or ():
-                found.setdefault(lower(self.kernel, problem, self.report.reference), problem)
-        found.pop(lower(self.kernel, self.problem, self.report.reference), None)
-        return list(found.values())
-
     def _compiles_here(self, reason: str) -> None:
-        warn_once(f"{self.kernel} is compiled in this process, where a compiler that dies takes it along: {reason}")
+        warn_once(compiled_here(self.kernel, reason))
 
     # --- binding --------------------------------------------------------------------------------------------------
 
@@ -234,7 +225,3 @@ class Builder:
         if short_of_memory(reason_of(error)):
             raise error
         self.note(config, reason_of(error))
-
-
-def _problems(check: Check, bench: Bench) -> list[Problem]:
-    return [bench.problem_for(case) for case in itertools.islice(check.cases(bench), _CASES_PER_CHECK)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kalign_core.declare import OUTPUTS, Kernel, axis_size
+from kalign_core.declare import OUTPUTS, Kernel, Lowered, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import ITEM_BYTES, Argument, Case, Config, InputFamily, Problem
 from kalign_core.verifier.bound import Bound
@@ -50,6 +50,8 @@ class Bench:
         self.strict = strict
         self.interpreted = platform.model(device).backend == "interpreter"
         self.families: dict[str, InputFamily] = {}
+        # Why code is not to be bound in this process: it cost a compile process its life.
+        self.deadly: dict[Lowered, str] = {}
         self.torch_device = torch.device(platform.device_type, *((device,) if device >= 0 else ()))
         self._maker = Maker(kernel, self.families, self.torch_device, self.bytes_per_set())
         self._kept: dict[str, _Kept] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kalign_core.declare import Kernel, Lowered, lower
+from kalign_core.errors import CandidateFailed
 from kalign_core.records import Case, Config, Problem
 
 if TYPE_CHECKING:
@@ -52,7 +53,11 @@ class Bound:
         return self._others[code]
 
     def _bind(self, bench: Bench, kernel: Kernel, case: Case) -> Launch:
-        return bench.platform.launcher(kernel, bench.problem_for(case), self.config, bench.sample_arguments(case))
+        problem = bench.problem_for(case)
+        deadly = bench.deadly.get(lower(kernel, problem, self.config)) if bench.deadly else None
+        if deadly is not None:
+            raise CandidateFailed(deadly)
+        return bench.platform.launcher(kernel, problem, self.config, bench.sample_arguments(case))
 
 
 def _code_for(kernel: Kernel, problem: Problem, config: Config) -> Code:

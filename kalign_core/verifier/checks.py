@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kalign_core.declare import OUTPUTS, cdiv
 from kalign_core.records import Case, Check
+from kalign_core.verifier.inputs import ROW_KINDS
 from kalign_core.verifier.probes import ORDER_PROBE, PROBES, ROWS_PER_TREE
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
     from kalign_core.verifier.bench import Bench
 
-SUITE = "2026.3"
+SUITE = "2026.4"
 DIGEST_FAMILIES = ("normals", "spread", "cancelling", "order_probe")
 DIGEST_ELEMENTS = 1 << 20
 FILLS = (0xA5, 0x00, 0xFF)
 # The first byte check of a candidate: before anything is timed.
 ONE_CASE = Case("one case", family="spread", seed=1)
 EDGES = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257)
+# With the edges every remainder by 16: how many rows a last block may be left with.
+REMAINDERS = (3, 6, 10, 11, 14, 20, 23, 37, 40, 44, 57, 61)
+QUICK_SIZES = (1, 6, 11, 17)
 SHIFTS = (1, 2, 3, 4, 5, 7, 8, 11, 13, 16, 32, 64, 128, 256)
 MEMORY_SHARE = 0.8
 
@@ -42,24 +46,28 @@ def fills(bench: Bench) -> Iterable[Case]:
 
 
 def families(bench: Bench) -> Iterable[Case]:
-    """Stage 3: every input family; those that see order also on the wide output, where rounding hides nothing.
-
-    Few rows are few chances to see a rounding, so that they are asked for with more seeds.
-    """
+    """Stage 3: every input family; those that see order also on the wide output, where rounding hides nothing."""
     wide = bench.has_variant("wide")
-    widest = "wide" if wide else ""
-    wanted, most = (64, 8) if bench.strict else (16, 4)
-    most = cdiv(most, 4) if bench.interpreted else most
-    rows = dict(bench.problem.dims).get(bench.kernel.rows or "", wanted)
-    for seed in range(1, 1 + min(cdiv(wanted, rows), most)):
-        for name, family in bench.families.items():
-            rounds = family.sees_order or name == "normals"
-            if name == ORDER_PROBE.name or (seed > 1 and not rounds):
-                continue
-            case = bench.reduced(Case("input families", family=name, seed=seed, variant=widest), _elements(bench))
+    for name, family in bench.families.items():
+        if name == ORDER_PROBE.name:
+            continue
+        rounds = family.sees_order or name == "normals"
+        for seed in _seeds(bench, name, rounds):
+            case = Case("input families", family=name, seed=seed, variant="wide" if wide else "")
+            case = bench.reduced(case, _elements(bench))
             yield replace(case, variant="")
             if wide and rounds:
                 yield case
+
+
+def _seeds(bench: Bench, name: str, rounds: bool) -> Sequence[int]:
+    """With which seeds a family is asked for: few rows are few chances to see a rounding, and few kinds of row."""
+    wanted, most = (64, 8) if bench.strict else (16, 4)
+    rows = dict(bench.problem.dims).get(bench.kernel.rows or "", wanted)
+    if rounds:
+        most = cdiv(most, 4) if bench.interpreted else most
+        return range(1, 1 + min(cdiv(wanted, rows), most))
+    return range(1, 1 + ROW_KINDS.get(name, 1), rows)[:most]
 
 
 def probes(bench: Bench) -> Iterable[Case]:
@@ -164,9 +172,9 @@ def _places(bench: Bench, span: int) -> Iterator[Case]:
 
 def _counts(whole: int, strict: bool) -> list[int]:
     """Sizes beside ``whole``, the bucket's edge: both sides of every tile edge, or the few that find most."""
-    counts = {1, 17, whole // 2 + 1, whole - 1}
+    counts = {*QUICK_SIZES, whole // 2 + 1, whole - 1}
     if strict:
-        counts |= {*EDGES, whole // 2, whole // 2 - 1}
+        counts |= {*EDGES, *REMAINDERS, whole // 2, whole // 2 - 1}
     found = sorted(n for n in counts if 0 < n < whole)
     # One size behind the edge belongs to another bucket, whose rows have the same bits all the same.
     return [*found, whole + 1] if strict else found
@@ -211,16 +219,18 @@ def _fits(bench: Bench, case: Case) -> bool:
 
 
 def repeats(bench: Bench) -> Iterable[Case]:
-    """Stage 7: one case again and again, plainly, from a graph and in company, for races; an interpreter has none.
+    """Stage 7: one case again and again, for races, which an interpreter has not.
+
+    Plainly, from a graph and in company, into memory filled otherwise each time.
 
     Further runs take fewer rows and so little time.
     """
     if bench.interpreted:
         return
     case = Case("repeats", family="spread", seed=2)
-    for how, count in (("", 12), ("graph", 2), ("stream", 2)):
-        yield replace(case, repeats=(4 if bench.strict else 1) * count, how=how)
-    yield replace(bench.reduced(case, _elements(bench)), repeats=36)
+    for (how, count), fill in zip((("", 12), ("graph", 2), ("stream", 2)), FILLS, strict=True):
+        yield replace(case, repeats=(4 if bench.strict else 1) * count, how=how, fill=fill)
+    yield replace(bench.reduced(case, _elements(bench)), repeats=32)
 
 
 CORE_CHECKS: tuple[Check, ...] = (

@@ -7,7 +7,7 @@ and memory holds one case at a time. Testing refutes, it does not prove: what su
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +112,24 @@ class Gate:
             skipped=tuple(dict.fromkeys(suspect.skipped)),
         )
 
+    def cases(self) -> Iterator[Case]:
+        """Every case that candidates may be held to; a check that raises adds none."""
+        yield ONE_CASE
+        for check in self.checks:
+            yield from (case for case in attempt(self._asked, check).value or () if isinstance(case, Case))
+
+    def all_cases(self) -> Iterator[Case]:
+        """Those, and the cases that the reference alone is run on."""
+        yield from self.reference.cases()
+        yield from self.cases()
+
     # --- one check, one case, one run -----------------------------------------------------------------------------
 
     def _run_check(self, check: Check, suspects: Sequence[Suspect]) -> None:
         """Run a check's cases; one that raises, or gives something else than cases, refutes."""
         if not _alive(suspects):
             return
-        asked = attempt(lambda: list(itertools.islice(check.cases(self.bench), _CASES_PER_CHECK)))
+        asked = attempt(self._asked, check)
         cases = asked.value or []
         wrong = next((case for case in cases if not isinstance(case, Case)), None)
         if asked.error is not None or wrong is not None:
@@ -127,6 +138,9 @@ class Gate:
         for case in cases:
             if _alive(suspects):
                 self._try(_alive(suspects), case)
+
+    def _asked(self, check: Check) -> list[Case]:
+        return list(itertools.islice(check.cases(self.bench), _CASES_PER_CHECK))
 
     def _try(self, suspects: Sequence[Suspect], case: Case) -> None:
         """Run the reference and every suspect on ``case``."""

@@ -23,6 +23,8 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 Tensor = torch.Tensor
 _SIGN = -(1 << 31)
 _MANTISSA = 0x007FFFFF
+# How many kinds of row a family has: as many rows, or seeds, it takes to see all of them.
+ROW_KINDS = {"signed_zeros": 2, "subnormals": 4, "infinities": 7}
 # One quiet NaN with a payload that bfloat16 keeps. One only, because where two different ones meet, a compiler may
 # choose whose payload survives.
 _NANS = {"bf16": 0x7FD5, "fp16": 0x7F55, "fp32": 0x7FD50000, "fp64": 0x7FFAA00000000000, "fp8e4nv": 0x7F, "fp8e5": 0x7E}
@@ -81,6 +83,10 @@ class Request:
     def _mixed_as(self, mixed: Tensor) -> Request:
         vars(self)["_mixed_rows"] = mixed  # where the cached property looks first; ``replace`` leaves it behind
         return self
+
+    def row_kind(self, family: str) -> Tensor:
+        """Which of the kinds of row that ``family`` has each row is: ``(r 1)``; the next seed moves them on by one."""
+        return ((self.rows + (self.seed - 1)) % ROW_KINDS[family])[:, None]
 
     def _start(self, salt: int) -> int:
         return signed(zlib.crc32(f"{self.name}/{self.seed}/{salt}".encode()))
@@ -199,17 +205,29 @@ def swallowing(request: Request) -> Tensor:
 
 
 def signed_zeros(request: Request) -> Tensor:
-    """Zeros of both signs, whole rows of them, and a few ones."""
+    """Zeros of both signs, every other row of nothing else, and a few ones."""
     noise = request.hash(6)
-    one = ((noise & 15) == 0) & ((request.rows & 1) == 0)[:, None]
+    one = ((noise & 15) == 0) & (request.row_kind("signed_zeros") == 0)
     noise.bitwise_and_(_SIGN).bitwise_or_(one.to(torch.int32).mul_(127 << 23))
     return bits(noise).to(request.torch_dtype)
 
 
 def subnormals(request: Request) -> Tensor:
-    """The smallest numbers the dtype has, both signs; further operands are normals, so that products stay as small."""
+    """The smallest numbers the dtype has, both signs, beside normals with which their products stay as small.
+
+    Operand 0 has them everywhere but in one column of eight of odd rows, where an odd operand has some, or an even one.
+    """
+    slot = (request.along() & 7)[None, :]
+    kind = request.row_kind("subnormals")
     if request.operand:
-        return normals(request)
+        small = slot == (7 if request.operand & 1 else 3)
+    else:
+        small = ((kind != 1) | (slot != 7)) & ((kind != 3) | (slot != 3))
+    return torch.where(small, _smallest(request), normals(request))
+
+
+def _smallest(request: Request) -> Tensor:
+    """Random subnormal numbers of the dtype, a few of them zero."""
     noise = request.hash(7)
     if request.dtype in ("bf16", "fp16"):
         mantissa = 0x7F if request.dtype == "bf16" else 0x3FF
@@ -223,14 +241,23 @@ def subnormals(request: Request) -> Tensor:
 
 
 def infinities(request: Request) -> Tensor:
-    """Normals with an infinity of either sign in one element of 64 and at either end of some rows, and whole rows."""
+    """Normals with an infinity of either sign in one element of 64 and at either end of some rows, and whole rows.
+
+    Other rows have the largest numbers of the dtype in one element of eight, and in operand 0 nothing but zeros: beside
+    an infinity in another operand they make NaN, unless somebody thinks that zeros need not be multiplied.
+    """
     values = normals(request).float()
     noise = request.hash(8)
-    kind = (request.rows % 7)[:, None]
-    hit = ((noise & 63) == 0) | request.ends(kind == 1, kind == 6)
+    kind = request.row_kind("infinities")
+    hit = ((noise & 63) == 0) | request.ends(kind == 0, kind == 6)
     values.masked_fill_(hit, torch.inf)
     values.masked_fill_(hit & (noise < 0), -torch.inf)
-    values.masked_fill_(kind == 3, -torch.inf).masked_fill_(kind == 5, torch.inf)
+    values.masked_fill_(kind == 1, -torch.inf).masked_fill_(kind == 4, torch.inf)
+    if request.operand == 0:
+        values.masked_fill_(kind == 2, 0.0)
+    large = (kind == 3) & ((noise & 7) == 0)
+    most = torch.finfo(request.torch_dtype).max
+    values.masked_fill_(large, most).masked_fill_(large & (noise < 0), -most)
     return values.to(request.torch_dtype)
 
 
@@ -247,8 +274,18 @@ def not_numbers(request: Request) -> Tensor:
 
 
 def integers(request: Request, bound: int) -> Tensor:
-    """Whole numbers from 0 up to ``bound``, exclusive."""
-    return request.hash(10).bitwise_and_(0x7FFFFFFF).remainder_(bound).to(request.torch_dtype)
+    """Whole numbers from 0 up to ``bound``, exclusive, both ends of the range in one element of 64 each."""
+    noise = request.hash(10).bitwise_and_(0x7FFFFFFF)
+    end = noise >> 25
+    numbers = noise.remainder_(bound)
+    return numbers.masked_fill_(end == 0, 0).masked_fill_(end == 1, bound - 1).to(request.torch_dtype)
+
+
+def choices(request: Request) -> Tensor:
+    """Zeros and ones; a row of four has nothing but zeros, another one nothing but ones."""
+    chosen = request.hash(10).bitwise_and_(1)
+    kind = (request.rows & 3)[:, None]
+    return chosen.masked_fill_(kind == 1, 0).masked_fill_(kind == 2, 1).to(request.torch_dtype)
 
 
 CORE_FAMILIES: tuple[InputFamily, ...] = (

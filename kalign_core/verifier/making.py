@@ -16,7 +16,7 @@ from kalign_core.declare import OUTPUTS, Kernel, Role, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import Argument, Case, InputFamily, Problem
 from kalign_core.verifier.compare import Buffer, allocate, bytes_for, placed
-from kalign_core.verifier.inputs import TORCH_DTYPES, Request, integers
+from kalign_core.verifier.inputs import TORCH_DTYPES, Request, choices, integers
 
 POISON = 0xFF  # NaN in every floating-point dtype
 NEIGHBOURS = {"nan": torch.nan, "inf": torch.inf, "huge": 3.0e4, "zero": 0.0}
@@ -148,7 +148,7 @@ class Maker:
         if role.kind == "index":
             return integers(request, dict(problem.dims)[role.bound])
         if role.kind == "mask":
-            return integers(request, 2)
+            return choices(request)
         if role.kind == "random" or not request.torch_dtype.is_floating_point:
             return integers(request, 1 << 30)
         family = self._families.get(case.family)

@@ -23,6 +23,7 @@ from kalign_core.verifier.repeat import content_text
 from kalign_core.verifier.run import Run
 
 _BLOCKS, _LEAST_BLOCK_ELEMENTS = 64, 1 << 16
+_AGREEMENT = Case("reference agrees with itself", family="spread", seed=1)
 
 
 class Reference:
@@ -56,19 +57,23 @@ class Reference:
 
     def digests(self) -> tuple[str, ...]:
         """``name=hex`` of the core cases, on the widest output; ``inputs`` tells which problem they were taken on."""
-        variant = "wide" if self.bench.has_variant("wide") else ""
         content = content_text(self.bench.kernel, self.bench.problem).encode()
         found = [f"inputs={hashlib.sha256(content).hexdigest()[:16]}"]
-        for family in DIGEST_FAMILIES:
-            if family in self.bench.families:  # a kernel may have no floating-point input
-                case = Case("digest", family=family, seed=1, variant=variant)
-                run = self.run(self.bench.reduced(case, DIGEST_ELEMENTS))
-                found.append(f"{family}={digest([buffer.view for buffer in run.outputs.values()])}")
+        for case in digest_cases(self.bench):
+            run = self.run(case)
+            found.append(f"{case.family}={digest([buffer.view for buffer in run.outputs.values()])}")
         return tuple(found)
+
+    def cases(self) -> Iterator[Case]:
+        """The cases of its own promises and digests that no check asks for."""
+        yield _AGREEMENT
+        for variant in ("wide", "") if self.bench.has_variant("wide") else ("",):
+            yield batch_base(self.bench, variant)
+        yield from digest_cases(self.bench)
 
     def _check_agreement(self) -> None:
         """Stage 1, under several fills at once: bytes that follow the fill are unwritten, all others must agree."""
-        case = Case("reference agrees with itself", family="spread", seed=1)
+        case = _AGREEMENT
         self.bench.inputs(case)
         states = random_states(self.bench.torch_device)
         self._check_surroundings(case, self.run(case))
@@ -172,6 +177,14 @@ class Reference:
 
     def _broken(self, what: str, fix: str = "") -> NotTunable:
         return NotTunable(f"{self.bench.kernel} {what}", fix=fix)
+
+
+def digest_cases(bench: Bench) -> Iterator[Case]:
+    """The core cases, which digests are taken of: on the widest output, and on the first rows of a large problem."""
+    variant = "wide" if bench.has_variant("wide") else ""
+    for family in DIGEST_FAMILIES:
+        if family in bench.families:  # a kernel may have no floating-point input
+            yield bench.reduced(Case("digest", family=family, seed=1, variant=variant), DIGEST_ELEMENTS)
 
 
 def _equal(

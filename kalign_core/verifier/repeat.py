@@ -158,6 +158,7 @@ def run_again(
     session: Session, kernel_text: str, candidate: str | None, config_text: str, case_text: str, device: int | None
 ) -> Refutation | None:
     """Run the one case that the words of a refutation's command name; gives what refutes the candidate, or None."""
+    from kalign_core.verifier.ahead import compile_ahead
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
 
@@ -171,4 +172,6 @@ def run_again(
         bench = Bench(platform, kernel, problem, where)
         gate = open_gate(session.plugins, bench, bench.bound(kernel.reference_config(problem)))
         other = kernel_at(candidate) if candidate else None
-        return gate.run_case(bench.bound(Config.parse(config_text), kernel=other), case)
+        bound = bench.bound(Config.parse(config_text), kernel=other)
+        compile_ahead(session, gate, [bound], [case])
+        return gate.run_case(bound, case)

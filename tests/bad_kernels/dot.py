@@ -135,6 +135,21 @@ def masks_one_factor_only(
     _store(c, total, rows, columns, M, N, c_stride_m, c_stride_n)
 
 
+@posing_as(matmul_kernel)
+@triton.jit(do_not_specialize=["M"])
+def skips_rows_of_zeros(
+    a, b, bias, c, M, N, K, a_stride_m, a_stride_k, b_stride_k, b_stride_n, c_stride_m, c_stride_n,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP_M: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    rows, columns = _places(M, N, BM, BN)
+    total = tl.zeros((BM, BN), tl.float32)
+    for k in range(tl.cdiv(K, BK)):
+        left, right = _blocks(a, b, rows, columns, k, M, N, K, a_stride_m, a_stride_k, b_stride_k, b_stride_n, BK)
+        some = tl.max((left != 0.0).to(tl.int32), axis=1) > 0
+        total = tl.where(some[:, None], tl.dot(left, right, total), total)
+    _store(c, total, rows, columns, M, N, c_stride_m, c_stride_n)
+
+
 SIZES = {"M": 40, "N": 24, "K": 56}
 DTYPES = {"a": "bf16", "b": "bf16", "bias": "none", "c": "bf16"}
 
@@ -150,6 +165,7 @@ DOT = (
     _matmul(adds_whole_blocks, "another order of a sum", "order probes"),
     _matmul(starts_from_the_bias, "another order of a sum", "order probes", {**DTYPES, "bias": "bf16"}),
     _matmul(masks_one_factor_only, "masking by multiplication", "input families"),
+    _matmul(skips_rows_of_zeros, "a special value mishandled", "input families"),
     Bad(
         "calls_a_library", "a library's routine", matmul_kernel, SIZES, DTYPES, "batch axis", config=CONFIG, home=HOME,
         bind=LibraryMatmul,

@@ -71,6 +71,25 @@ def clamps_infinity(gate, up, out, T, F, gate_stride, up_stride, out_stride, BLO
 
 @posing_as(swiglu_kernel)
 @triton.jit(do_not_specialize=["T"])
+def clamps_large_numbers(gate, up, out, T, F, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
+    row, columns, inside = _tile(F, BLOCK)
+    _, _, result = _inputs(gate, up, row, columns, inside, gate_stride, up_stride)
+    result = tl.where((tl.abs(result) > 1e37) & (tl.abs(result) < float("inf")), 1e37, result)
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
+
+
+@posing_as(swiglu_kernel)
+@triton.jit(do_not_specialize=["T"])
+def forgets_a_pair_of_rows_at_the_end(gate, up, out, T, F, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
+    row, columns, inside = _tile(F, BLOCK)
+    g, u, result = _inputs(gate, up, row, columns, inside, gate_stride, up_stride)
+    left = (T % 4) & 2
+    result = tl.where(row >= T - left, g * (_sigmoid(g) * u), result)
+    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
+
+
+@posing_as(swiglu_kernel)
+@triton.jit(do_not_specialize=["T"])
 def truncates(gate, up, out, T, F, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
     row, columns, inside = _tile(F, BLOCK)
     _, _, result = _inputs(gate, up, row, columns, inside, gate_stride, up_stride)
@@ -161,6 +180,20 @@ def cleans_nan(x, keep, out, T, F, x_stride, keep_stride, out_stride, BLOCK: tl.
 
 @posing_as(select_kernel)
 @triton.jit(do_not_specialize=["T"])
+def makes_nan_negative(x, keep, out, T, F, x_stride, keep_stride, out_stride, BLOCK: tl.constexpr):
+    tiles = tl.cdiv(F, BLOCK)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < F
+    kept = tl.load(keep + row * keep_stride + columns, mask=inside, other=0)
+    values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
+    negative = (values.to(tl.int32, bitcast=True) | -2147483648).to(tl.float32, bitcast=True)
+    values = tl.where(values != values, negative, values)
+    tl.store(out + row * out_stride + columns, tl.where(kept != 0, values, 0.0), mask=inside)
+
+
+@posing_as(select_kernel)
+@triton.jit(do_not_specialize=["T"])
 def multiplies_by_its_mask(x, keep, out, T, F, x_stride, keep_stride, out_stride, BLOCK: tl.constexpr):
     tiles = tl.cdiv(F, BLOCK)
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -176,6 +209,7 @@ def multiplies_by_its_mask(x, keep, out, T, F, x_stride, keep_stride, out_stride
 
 SIZES = {"T": 18, "F": 40}
 FEW = {"T": 3, "F": 40}
+EVEN = {"T": 16, "F": 40}
 DTYPES = {"gate": "bf16", "up": "bf16", "out": "bf16"}
 SELECT = {"x": "fp32", "keep": "i32", "out": "fp32"}
 
@@ -195,14 +229,19 @@ POINTWISE = (
     _swiglu(leaves_the_last_column, "an output left half written", "written bytes"),
     _swiglu(flushes_subnormals, "a special value mishandled", "input families"),
     _swiglu(clamps_infinity, "a special value mishandled", "input families"),
+    _swiglu(clamps_large_numbers, "a special value mishandled", "input families"),
     _swiglu(truncates, "another rounding", "input families"),
     _swiglu(writes_its_input, "an undeclared effect", "written bytes"),
+    _swiglu(forgets_a_pair_of_rows_at_the_end, "wrong for one number of rows", "batch axis", EVEN),
     _swiglu(wrong_for_17_rows, "wrong for one number of rows", "batch axis"),
     _swiglu(reads_the_next_row, "a read of the neighbour's row", "batch axis"),
     _swiglu(builds_on_its_output, "an output left half written", "written bytes"),
     _swiglu(takes_rows_for_dense, "a layout mishandled", "layout", FEW),
     _swiglu(rounds_down_unaligned_bases, "a layout mishandled", "layout", FEW, quick=False),
     _swiglu(counts_offsets_in_31_bits, "a layout mishandled", "layout", FEW, quick=False, where="cuda"),
+    Bad(
+        "makes_nan_negative", "a changed NaN payload", select_kernel, SIZES, SELECT, "batch axis", makes_nan_negative,
+    ),
     Bad("cleans_nan", "a changed NaN payload", select_kernel, SIZES, SELECT, "input families", cleans_nan),
     Bad(
         "multiplies_by_its_mask", "masking by multiplication", select_kernel, SIZES, SELECT, "input families",

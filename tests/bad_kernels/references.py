@@ -73,6 +73,28 @@ def group_sum_kernel(x, sizes, out, T, S, x_stride, BLOCK: tl.constexpr, LOG2: t
 
 
 @kernel(
+    name="kept_mean", family="rowwise", contract="kept_mean/1", dims=("T", "S"), bucket={"T": powers_of_two}, rows="T",
+    args={
+        "x": data("T", "S", strides=("x_stride", 1)), "keep": mask("T", "S", strides=("keep_stride", 1)),
+        "out": written("T"),
+    },
+    reference=Config(num_warps=4, num_stages=1, enable_fp_fusion=False), knobs={"num_warps": (1, 2, 4, 8)},
+    derived={"BLOCK": lambda p: next_power_of_2(p.S), "LOG2": lambda p: next_power_of_2(p.S).bit_length() - 1},
+    grid=lambda p, c: (p.T,),
+)  # fmt: skip
+@triton.jit(do_not_specialize=["T"])
+def kept_mean_kernel(x, keep, out, T, S, x_stride, keep_stride, BLOCK: tl.constexpr, LOG2: tl.constexpr):
+    """The mean of each row's kept members by adjacent pairs: NaN where none is kept."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    kept = tl.load(keep + row * keep_stride + columns, mask=columns < S, other=0) != 0
+    values = tl.where(kept, tl.load(x + row * x_stride + columns, mask=columns < S, other=0.0).to(tl.float32), 0.0)
+    total = pair_sum(tl.reshape(values, (1, BLOCK)), 1, LOG2)
+    count = tl.sum(tl.reshape(kept.to(tl.int32), (1, BLOCK)), axis=1).to(tl.float32)
+    tl.store(out + row + tl.arange(0, 1), tl.div_rn(total, count))
+
+
+@kernel(
     name="log_sum_exp", family="softmax", contract="log_sum_exp/1", dims=("T", "V"), bucket={"T": powers_of_two},
     rows="T", args={"x": data("T", "V", strides=("x_stride", 1)), "out": written("T"), "largest": side_output("T")},
     reference=Config(TILE=32, LOG2=5, num_warps=4, num_stages=1, enable_fp_fusion=False),

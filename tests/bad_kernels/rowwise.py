@@ -6,7 +6,7 @@ import triton.language as tl
 from kalign_core.declare import Config
 from kalign_core.kernels.pairs import pair_sum
 from kalign_core.kernels.rms_norm import rms_norm_kernel
-from tests.bad_kernels.references import group_sum_kernel, plain_sum_kernel
+from tests.bad_kernels.references import group_sum_kernel, kept_mean_kernel, plain_sum_kernel
 from tests.bad_kernels.store import Bad, posing_as
 
 CONFIG = Config(ROWS=8, num_warps=4, num_stages=1, enable_fp_fusion=False)
@@ -163,6 +163,42 @@ def sizes_blocks_by_the_largest_group(x, sizes, out, T, S, x_stride, BLOCK: tl.c
     tl.store(out + row + tl.arange(0, 1), low + high)
 
 
+@posing_as(group_sum_kernel)
+@triton.jit(do_not_specialize=["T"])
+def loses_the_largest_size(x, sizes, out, T, S, x_stride, BLOCK: tl.constexpr, LOG2: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    member = columns < tl.minimum(tl.load(sizes + row), S - 2)
+    values = tl.load(x + row * x_stride + columns, mask=member, other=0.0).to(tl.float32)
+    tl.store(out + row + tl.arange(0, 1), pair_sum(tl.reshape(values, (1, BLOCK)), 1, LOG2))
+
+
+@posing_as(kept_mean_kernel)
+@triton.jit(do_not_specialize=["T"])
+def counts_one_where_none_is_kept(x, keep, out, T, S, x_stride, keep_stride, BLOCK: tl.constexpr, LOG2: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    kept = tl.load(keep + row * keep_stride + columns, mask=columns < S, other=0) != 0
+    values = tl.where(kept, tl.load(x + row * x_stride + columns, mask=columns < S, other=0.0).to(tl.float32), 0.0)
+    total = pair_sum(tl.reshape(values, (1, BLOCK)), 1, LOG2)
+    count = tl.sum(tl.reshape(kept.to(tl.int32), (1, BLOCK)), axis=1)
+    tl.store(out + row + tl.arange(0, 1), tl.div_rn(total, tl.maximum(count, 1).to(tl.float32)))
+
+
+@posing_as(rms_norm_kernel)
+@triton.jit(do_not_specialize=["T"])
+def flushes_its_weight(
+    x, weight, out, rstd, T, H, x_stride, out_stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr
+):
+    rows, columns, inside, values = _tile(x, T, H, x_stride, ROWS, BLOCK)
+    scale = _scale(pair_sum(values * values, ROWS, LOG2), H, eps)
+    tl.store(rstd + rows, scale, mask=rows < T)
+    w = tl.load(weight + columns, mask=columns < H, other=0.0).to(tl.float32)
+    w = tl.where(tl.abs(w) < 1.1754943508222875e-38, 0.0 * w, w)
+    result = (values * scale[:, None]) * w[None, :]
+    tl.store(out + rows[:, None] * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
 SIZES = {"T": 18, "H": 48}
 DTYPES = {"x": "bf16", "weight": "bf16", "out": "bf16", "rstd": "fp32"}
 GROUPS = {"x": "fp32", "sizes": "i32", "out": "fp32"}
@@ -185,10 +221,19 @@ ROWWISE = (
     _rms_norm(scales_by_its_tile, "a read of the neighbour's row", "batch axis"),
     _rms_norm(rounds_its_side_output, "another rounding", "input families"),
     _rms_norm(takes_widths_in_sixteens, "a layout mishandled", "layout", {"T": 3, "H": 48}, quick=False),
+    _rms_norm(flushes_its_weight, "a special value mishandled", "input families"),
     _rms_norm(approximates_the_root, "another rounding", "input families", where="cuda"),
     Bad(
         "sizes_blocks_by_the_largest_group", "block sized by the largest group", group_sum_kernel,
         {"T": 20, "S": 48}, GROUPS, "batch axis", sizes_blocks_by_the_largest_group,
+    ),
+    Bad(
+        "loses_the_largest_size", "a special value mishandled", group_sum_kernel, {"T": 64, "S": 48}, GROUPS,
+        "input families", loses_the_largest_size,
+    ),
+    Bad(
+        "counts_one_where_none_is_kept", "a special value mishandled", kept_mean_kernel, {"T": 6, "S": 48},
+        {"x": "fp32", "keep": "i32", "out": "fp32"}, "written bytes", counts_one_where_none_is_kept,
     ),
     Bad(
         "sums_under_four_warps", "a compiler's own reduction under other warps", plain_sum_kernel,

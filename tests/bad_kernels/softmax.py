@@ -111,6 +111,10 @@ SOFTMAX = (
     ),
     _softmax(takes_the_maximum_first, "another order of a sum", "order probes"),
     _softmax(starts_from_a_finite_maximum, "a special value mishandled", "input families"),
+    Bad(
+        "starts_one_row_from_a_finite_maximum", "a special value mishandled", log_sum_exp_kernel, {"T": 1, "V": 100},
+        DTYPES, "input families", starts_from_a_finite_maximum,
+    ),
     _softmax(goes_backwards, "another order of a sum", "order probes"),
     _softmax(merges_two_halves, "another order of a sum", "order probes"),
     _softmax(uses_powers_of_two, "another rounding", "input families"),

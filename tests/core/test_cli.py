@@ -17,6 +17,7 @@ from kalign_core.cli.output import emit
 from kalign_core.cli.problems import parse_shape
 from kalign_core.errors import BadArgument
 from kalign_core.session import Session
+from kalign_core.verifier.checks import SUITE
 
 
 @pytest.fixture
@@ -136,6 +137,13 @@ def test_verify_passes_what_was_tuned(here: Session) -> None:
     rows = data(kalign("verify", "swiglu", "--shape", "T=2,F=256", "--json"))["verdicts"]
     assert {row["state"] for row in rows} == {"not refuted"}
     assert all(row["cases"] > 5 for row in rows)
+
+
+@pytest.mark.parametrize(("more", "which"), [((), "quick"), (("--strict",), "strict")])
+def test_verify_names_its_suite(here: Session, more: tuple[str, ...], which: str) -> None:
+    """A table of verdicts says of which suite, and whether it was all of it."""
+    result = kalign("verify", "swiglu", "--shape", "T=2,F=16", *more)
+    assert result.stdout.splitlines()[0] == f"suite {SUITE}, {which}"
 
 
 def test_doctor_names_platform_device_and_file(here: Session) -> None:

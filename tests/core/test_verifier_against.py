@@ -18,7 +18,7 @@ from kalign_core.cache.base import MemoryStore
 from kalign_core.cache.key import at_edge
 from kalign_core.cache.toml_store import TomlStore
 from kalign_core.cli.main import main
-from kalign_core.errors import BadArgument
+from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.records import Config, Entry, EntryKey, Identity, Toolchain
 from kalign_core.session import Session
@@ -27,6 +27,7 @@ from kalign_core.verifier.against import Comparison, compare, load, matching, ov
 from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.checks import SUITE
 from kalign_core.verifier.gate import open_gate
+from kalign_core.verifier.reference import Reference
 
 KEY = EntryKey(
     "rms_norm", "rms_norm/1", "T<=4 H=64", "x:bf16:row:a16", "train", Toolchain.of(triton="3.9"), "9c1e", SUITE
@@ -132,6 +133,22 @@ def test_a_device_computes_what_it_computed(here: Session, theirs: Callable[...,
     told = json.loads(result.stdout)
     assert told["operators"] == {"swiglu": "equal"}
     assert {row["kernel"] for row in told["comparisons"]} == {"swiglu", "swiglu_backward"}
+
+
+@pytest.mark.parametrize(("more", "states"), [((), {"equal"}), (("--strict",), {"not comparable"})])
+def test_strict_compares_what_keeps_its_bits_under_every_layout(
+    here: Session, theirs: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], states: set[str]
+) -> None:
+    """A reference that breaks a promise which the strict suite alone asks for is compared without it only."""
+    path = theirs()
+    monkeypatch.setattr(Reference, "_check_layouts", _breaks)
+    result = against(path, *more)
+    assert result.exit_code == 0, result.output
+    assert {row["state"] for row in json.loads(result.stdout)["comparisons"]} == states
+
+
+def _breaks(reference: Reference) -> None:
+    raise NotTunable("out depends on the layout")
 
 
 def test_another_byte_there_is_a_difference_here(here: Session, theirs: Callable[..., Path]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kalign_core.hal.cpu import CpuPlatform
@@ -64,6 +66,12 @@ def test_the_store_is_of_known_kinds_and_checks() -> None:
     assert {bad.check for bad in BAD} <= set(STAGES)
     assert {bad.where for bad in BAD} == {"interpreter", "cuda"}
     assert len({bad.name for bad in BAD}) == len(BAD) >= 24
+
+
+def test_the_documentation_counts_the_store() -> None:
+    """The page on verdicts gives today's number of bad kernels."""
+    text = (Path(__file__).parents[2] / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    assert f"`tests/bad_kernels/` holds {len(BAD)} deliberately bad kernels" in text
 
 
 @pytest.mark.parametrize("bad", {b.reference.name: b for b in HERE}.values(), ids=lambda bad: bad.reference.name)

@@ -14,6 +14,7 @@ from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.records import Case, DeviceModel, Problem
 from kalign_core.verifier import checks
 from kalign_core.verifier.bench import Bench
+from kalign_core.verifier.inputs import ROW_KINDS
 from kalign_core.verifier.variants import dense_problem
 from tests.core.verifier_samples import FAMILIES, adds, sums_bench, sums_problem
 
@@ -49,6 +50,14 @@ def test_cases_are_named_after_their_check(rows: int, strict: bool) -> None:
         assert {case.check for case in check.cases(bench)} <= {check.name}
 
 
+def test_the_stages_are_named_and_come_in_order() -> None:
+    """The first is the reference's own; the other six are checks."""
+    assert [(check.stage, check.name) for check in checks.CORE_CHECKS] == [
+        (2, "written bytes"), (3, "input families"), (4, "order probes"), (5, "batch axis"), (6, "layout"),
+        (7, "repeats"),
+    ]  # fmt: skip
+
+
 def test_the_written_bytes_are_asked_under_both_fills() -> None:
     """A byte that follows the fill shows under one of them."""
     assert [case.fill for case in checks.fills(sums_bench())] == [0x00, 0xFF]
@@ -82,6 +91,23 @@ def test_sizes_of_the_bucket_are_asked_for_on_both_sides_of_its_tiles(whole: int
         assert {n for n in edges if n < whole} | {whole + 1} <= set(counts)
     else:
         assert all(n < whole for n in counts)
+
+
+@pytest.mark.parametrize(("strict", "divisor"), [(False, 4), (True, 16)])
+def test_a_last_block_is_left_with_every_number_of_rows(strict: bool, divisor: int) -> None:
+    """Every remainder by four while tuning and by sixteen under strict, whichever block a kernel takes its rows in."""
+    sizes = [64, *checks._counts(64, strict)]
+    assert {size % divisor for size in sizes} == set(range(divisor))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 5, 7, 40])
+def test_few_rows_see_every_kind_of_row(rows: int, strict: bool) -> None:
+    """Seeds make up for rows, as far as the quick suite may go: a decode step has one row."""
+    cases = [case for case in checks.families(gpu_bench(sums_problem(rows), strict=strict)) if not case.variant]
+    for family, kinds in ROW_KINDS.items():
+        seen = {(row + case.seed - 1) % kinds for case in cases if case.family == family for row in range(rows)}
+        assert len(seen) >= min(kinds, kinds if strict else 4 * rows)
 
 
 def batch_sizes(whole: int, *, free: int = 1 << 40) -> set[int]:
@@ -146,7 +172,7 @@ def test_kernels_without_rows_are_asked_for_other_sizes() -> None:
     """A sum over the batch has no rows to move, but a bucket to be right in."""
     problem = dense_problem(adds, {"T": 64, "H": 8}, {"x": "fp32", "out": "fp32"})
     cases = list(checks.batch(Bench(CpuPlatform(), adds, problem, -1)))
-    assert [dict(case.dims)["T"] for case in cases] == [1, 17, 33, 63]
+    assert [dict(case.dims)["T"] for case in cases] == [1, 6, 11, 17, 33, 63]
 
 
 def test_quick_layouts_need_no_other_code() -> None:
@@ -176,12 +202,16 @@ def test_offsets_past_31_bits_are_asked_for_where_memory_allows(free: int | None
 
 @pytest.mark.parametrize(("strict", "runs"), [(False, 16), (True, 64)])
 def test_races_are_hunted_by_repeating(strict: bool, runs: int) -> None:
-    """Plainly, from a graph and beside other work, and more often on fewer rows; an interpreter has no races."""
+    """Plainly, from a graph and beside other work, under a fill each, and more often on fewer rows.
+
+    An interpreter has no races.
+    """
     cases = list(checks.repeats(gpu_bench(sums_problem(100, 1 << 17), strict=strict)))
     whole = [case for case in cases if not case.dims]
     assert sum(case.repeats for case in whole) == runs
     assert [case.how for case in whole] == ["", "graph", "stream"]
-    assert sum(case.repeats for case in cases) == runs + 36
+    assert len({case.fill for case in whole}) == 3
+    assert sum(case.repeats for case in cases) == runs + 32
     assert not list(checks.repeats(sums_bench()))
 
 

@@ -31,15 +31,15 @@ GOLDEN = {
     ("swallowing", "bf16"): "68bdccece935fc65 16beb0bbe1228dfd 68bdccece935fc65 16beb0bbe1228dfd",
     ("swallowing", "fp16"): "912341a54fde36b9 cb286ea08935ee10 912341a54fde36b9 cb286ea08935ee10",
     ("swallowing", "fp32"): "52de69a7a1ebc229 230a649c29a1698d 52de69a7a1ebc229 230a649c29a1698d",
-    ("signed_zeros", "bf16"): "412aaa81204f5958 412aaa81204f5958 624d8761c51d1c06 624d8761c51d1c06",
-    ("signed_zeros", "fp16"): "9a5627de82ae0a2b 9a5627de82ae0a2b 13280f34b372d602 13280f34b372d602",
-    ("signed_zeros", "fp32"): "551fb1abf64f21da 551fb1abf64f21da f5a2b2da37fcacf9 f5a2b2da37fcacf9",
-    ("subnormals", "bf16"): "2cc09bf34ec9780a 8dad8b234ce79a0f 7bb322b23bf3fc9e dbf2ee7cf3bc5362",
-    ("subnormals", "fp16"): "c3e070c7f8ddbfd8 67eb2987153b0117 1592f9caa78266e3 efc4286d46366c51",
-    ("subnormals", "fp32"): "2199d8093eb135ab e3a80baab1b7fd61 d3e203a959c21de5 cbec7b81a31d76a9",
-    ("infinities", "bf16"): "8bf98fb52fb8f3eb 8bf98fb52fb8f3eb f22799c0ba50da58 f22799c0ba50da58",
-    ("infinities", "fp16"): "414252da0f7dbff7 414252da0f7dbff7 cd14509b14be5973 cd14509b14be5973",
-    ("infinities", "fp32"): "ef271f61f0ed304f ef271f61f0ed304f 72c4408048776873 72c4408048776873",
+    ("signed_zeros", "bf16"): "412aaa81204f5958 412aaa81204f5958 e6fa620abd1615f1 e6fa620abd1615f1",
+    ("signed_zeros", "fp16"): "9a5627de82ae0a2b 9a5627de82ae0a2b 38d774d5f36b6756 38d774d5f36b6756",
+    ("signed_zeros", "fp32"): "551fb1abf64f21da 551fb1abf64f21da c31c3da9ca48b975 c31c3da9ca48b975",
+    ("subnormals", "bf16"): "8d7c6d46fbd50e94 011c39aff6a48eb7 9f95c7abc7ac1f5a 227a07f7c5e88897",
+    ("subnormals", "fp16"): "2592162d8ee5bdb3 7b79741449b729dc 3218b1e64db60a0b 7986a29c5691e099",
+    ("subnormals", "fp32"): "a4e71ffc40499787 79fdb671e0484351 142c5942bf39db92 396baa7b69e49ca1",
+    ("infinities", "bf16"): "4754685e4c941e9f 874bce7f2006b2a6 372264aceadeb320 e0f0cfbf5d2fb90e",
+    ("infinities", "fp16"): "c828c90ced33c586 aef25cd2eb2590ec 8c4980b99bce1f2a fde0ec3625910e5c",
+    ("infinities", "fp32"): "857907e5310171ef 2860e3388bb5caf8 93fd19bc43ed22bc b411a7ead466ad15",
     ("not_numbers", "bf16"): "2c987f11ae805dd3 2c987f11ae805dd3 6781fed09a899d5d 6781fed09a899d5d",
     ("not_numbers", "fp16"): "299a6ced8837ec91 299a6ced8837ec91 e6b643ff91e86fa4 e6b643ff91e86fa4",
     ("not_numbers", "fp32"): "55e0451ba158bff9 55e0451ba158bff9 91f647f226bcb9ae 91f647f226bcb9ae",
@@ -129,21 +129,53 @@ def test_signed_zeros_are_of_both_signs() -> None:
 
 @pytest.mark.parametrize(("dtype", "smallest_normal"), [("bf16", 2.0**-126), ("fp16", 2.0**-14), ("fp32", 2.0**-126)])
 def test_subnormals_are_subnormal(dtype: str, smallest_normal: float) -> None:
-    """Nothing of it is as large as the smallest normal number, and most of it is not zero."""
+    """Nothing of even rows is as large as the smallest normal number, and most of it is not zero."""
     values = inputs.subnormals(request(dtype)).double()
-    assert float(values.abs().max()) < smallest_normal
+    small = values.abs() < smallest_normal
+    assert bool(small[::2].all())
+    assert bool(small[1::4, torch.arange(48) % 8 != 7].all())
     assert float((values != 0).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("operands", [2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_operand_has_subnormals_beside_normals(operands: int, dtype: str) -> None:
+    """A kernel that takes any one operand's for zero loses a product that is none, and products stay small."""
+    made = [inputs.subnormals(request(dtype, operand=operand)).double() for operand in range(operands)]
+    small = torch.stack([values.abs() < torch.finfo(request(dtype).torch_dtype).smallest_normal for values in made])
+    alone = small & (small.sum(0) == 1)
+    assert bool(alone.flatten(1).any(-1).all())
+    assert bool(small.any(0)[::2].all())
 
 
 def test_infinities_come_alone_and_in_whole_rows() -> None:
     """Single infinities of either sign, some at an end of a row, and rows of nothing else."""
     values = inputs.infinities(request(rows=21)).float()
     whole = values.isinf().all(-1)
-    assert whole.nonzero().flatten().tolist() == [3, 5, 10, 12, 17, 19]
-    assert values.isinf()[[1, 8, 15], 0].all()
+    assert whole.nonzero().flatten().tolist() == [1, 4, 8, 11, 15, 18]
+    assert values.isinf()[[0, 7, 14], 0].all()
     assert values.isinf()[[6, 13, 20], -1].all()
     assert bool((values[~whole] == torch.inf).any())
     assert bool((values[~whole] == -torch.inf).any())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_numbers_and_zeros_stand_beside_infinities(dtype: str) -> None:
+    """The largest of the dtype of both signs in one row of seven, zeros in another of operand 0 and of no other."""
+    values, other = (inputs.infinities(request(dtype, operand=operand)) for operand in (0, 1))
+    most = torch.finfo(values.dtype).max
+    assert {most, -most} <= set(values[[3, 10]].flatten().tolist())
+    assert not bool(values[[2, 9]].any())
+    assert bool(other[[2, 9]].all())
+    assert bool(other.isinf()[0, 0])
+
+
+@pytest.mark.parametrize("family", inputs.ROW_KINDS)
+def test_another_seed_moves_the_kinds_of_row(family: str) -> None:
+    """As many seeds as there are kinds show all of them in a single row."""
+    kinds = inputs.ROW_KINDS[family]
+    alone = {int(request(rows=1, seed=seed).row_kind(family)) for seed in range(1, 1 + kinds)}
+    assert alone == set(request(rows=kinds).row_kind(family).flatten().tolist()) == set(range(kinds))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,9 +194,20 @@ def test_nan_has_one_payload_per_case(dtype: str, seed: int) -> None:
 
 
 def test_index_arguments_stay_below_their_bound() -> None:
-    """Whole numbers from 0 to the bound, both ends reached."""
-    made = inputs.integers(Request("ids", "i32", torch.arange(64, dtype=torch.int32), 32, 1), 7)
-    assert sorted(set(made.flatten().tolist())) == list(range(7))
+    """Whole numbers from 0 to the bound, both ends reached however far apart they are."""
+    ids = Request("ids", "i32", torch.arange(64, dtype=torch.int32), 32, 1)
+    assert sorted(set(inputs.integers(ids, 7).flatten().tolist())) == list(range(7))
+    far = inputs.integers(ids, 1 << 30)
+    assert (int(far.min()), int(far.max())) == (0, (1 << 30) - 1)
+
+
+def test_choices_are_mixed_none_or_all() -> None:
+    """A row of four keeps nothing, another one everything, and the first is mixed."""
+    made = inputs.choices(Request("keep", "i32", torch.arange(8, dtype=torch.int32), 64, 1)).float()
+    assert set(made.flatten().tolist()) == {0, 1}
+    shares = made.mean(-1).tolist()
+    assert [share for share in shares if share in (0, 1)] == [0, 1, 0, 1]
+    assert 0 < shares[0] < 1
 
 
 # --- order probes -------------------------------------------------------------------------------------------------

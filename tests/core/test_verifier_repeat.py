@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kalign_core import ops
 from kalign_core.cache.base import MemoryStore
 from kalign_core.cli.main import main
 from kalign_core.declare import Config
@@ -23,7 +24,7 @@ from kalign_core.errors import BadArgument, UnknownName
 from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.kernels.rms_norm import rms_norm_kernel
-from kalign_core.records import Case
+from kalign_core.records import Case, Refutation
 from kalign_core.session import Session
 from kalign_core.verifier.checks import CORE_CHECKS
 from kalign_core.verifier.gate import Gate
@@ -217,8 +218,26 @@ def test_the_device_is_named_where_it_is_not_the_first() -> None:
     assert "--device" not in command(rms_norm_kernel, problem, rms_norm_kernel, config, Case("x"), 0)
 
 
-def test_half_a_command_is_refused(here: Session) -> None:
-    """A case alone names no kernel: exit code 2 and what to type."""
-    result = CliRunner().invoke(main, ["verify", "--case", "check=x"])
+@pytest.mark.parametrize(
+    "part",
+    [("--case", "check=x"), ("--kernel", "module:kernel T=1"), ("--config", "ROWS=1"), ("--candidate", "module:kernel"),
+     ("--device", "0")],
+)  # fmt: skip
+def test_half_a_command_is_refused(here: Session, part: tuple[str, str]) -> None:
+    """A part of it names no case and is not ignored: exit code 2 and what to type."""
+    result = CliRunner().invoke(main, ["verify", "swiglu", *part])
     assert result.exit_code == 2
-    assert "--kernel" in result.stderr
+    assert "copy the whole command of a refutation" in result.stderr
+
+
+def test_tuning_tells_the_commands_of_what_it_refuted(here: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``kalign tune --json`` lists as refuted comes with the commands that show it again."""
+    monkeypatch.setattr(ops, "_known", dict(ops._known))  # the operator is known in this test alone
+    result = CliRunner().invoke(main, ["tune", "tests.core.tiled_sum:tiled_sum", "--json"])
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)["problems"]
+    assert (row["refuted"], len(row["repeats"])) == (1, 1)
+    again = run(row["repeats"][0])
+    assert again.exit_code == 1, again.output
+    found = json.loads(again.stdout)["refutation"]
+    assert row["refutations"] == [f"TILE=32 enable_fp_fusion=0 num_stages=1 num_warps=1: {Refutation(**found)}"]

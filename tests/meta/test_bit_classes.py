@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import types
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from kalign_core import hal, ops
 from kalign_core.records import Config, Refutation
+from kalign_core.tuner.targets import calls_of, session_for, target_named
 from kalign_core.verifier.variants import dense_problem, variant
 from tests.core.scripted import scripted
 
@@ -165,5 +168,39 @@ def test_kernels_with_few_knobs_are_looked_at_in_other_layouts(bench_modules: An
     known, kernel = bench_modules.known_spaces, ops.swiglu.kernels[0]
     problem = dense_problem(kernel, {"T": 4, "F": 64}, dict.fromkeys(kernel.args, "bf16"))
     others = list(known.laid_out_otherwise([(kernel, problem)], {kernel: 63}, 64))
-    assert others == [(kernel, variant(kernel, problem, name)) for name in ("unaligned", "uneven")]
+    unaligned, uneven = (variant(kernel, problem, name) for name in ("unaligned", "uneven"))
+    assert unaligned is not None
+    both = variant(kernel, unaligned, "uneven")
+    assert others == [(kernel, unaligned), (kernel, uneven), (kernel, both)]
     assert list(known.laid_out_otherwise([(kernel, problem)], {kernel: 64}, 64)) == []
+
+
+@pytest.fixture
+def hopper(bench_modules: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An H200 to lay spaces out for, which need not be there: its limits and the calls it would be posed."""
+    target = target_named(hal.plugins, "cuda:sm_90")
+    here = session_for(target, hal.plugins)
+    monkeypatch.setattr(
+        bench_modules.known_spaces, "recorded_forms", lambda op, sizes, dtype, device: calls_of(here, op, sizes, dtype)
+    )
+    with here.active():
+        yield bench_modules.known_spaces.Place(here, -1, small=False)
+
+
+def test_every_tunable_kernel_gets_its_candidates_or_the_reason(bench_modules: Any, hopper: Any) -> None:
+    """Sixty candidates for each kernel that any operator runs, in whatever form; those with fewer are told, and why."""
+    known = bench_modules.known_spaces
+    spaces = known.plan(hopper, bench_modules.bit_classes.MOST_PAIRS)
+    counts = Counter(s.kernel.name for s in spaces for _ in s.configs if s.kind in (known.EQUAL, known.OPERATOR))
+    every = {kernel.name for op in ops.operators() for kernel in op.kernels}
+    short = {name for name in every if counts[name] < known.LEAST_OF_ONE_KERNEL}
+    told = known.shortfalls(spaces)
+    assert {row["kernel"]: row["configurations"] for row in told} == {name: counts[name] for name in short}
+    assert short == {"grpo_loss_fold"}
+    assert "at most 2 configurations a problem beside the reference" in told[0]["why"]
+
+
+def test_a_kernel_that_no_call_poses_is_told(bench_modules: Any) -> None:
+    """Nothing is left out in silence."""
+    rows = {row["kernel"]: row for row in bench_modules.known_spaces.shortfalls([])}
+    assert rows["swiglu"] == {"kernel": "swiglu", "configurations": 0, "why": "no call poses it"}
