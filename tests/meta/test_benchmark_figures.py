@@ -110,6 +110,28 @@ def test_every_benchmark_of_the_list_is_there(benchmark: Callable[[str], Any]) -
     assert [script for script in scripts if not (BENCHMARKS / script).is_file()] == []
 
 
+def test_simulated_tunings_are_the_same_every_time(benchmark: Callable[[str], Any]) -> None:
+    """The same seeds give the same figures, and on a device without noise the best is chosen up to the margin."""
+    simulated = benchmark("simulated_tunes")
+    noisy, still = simulated.WEATHERS["1 %"], simulated.Weather(spread=0.0)
+    first, again = (simulated.simulate(noisy, 26, simulated.EFFORTS["normal"]) for _ in range(2))
+    assert first == again
+    found = simulated.simulate(still, 26, simulated.EFFORTS["normal"])
+    assert (found["within_2_percent_or_the_margin"], found["slower_than_the_reference"]) == (1.0, 0)
+    assert simulated.table({"none": found}).splitlines()[2].startswith("| none | ")
+
+
+def test_a_simulated_reading_is_what_its_weather_says(benchmark: Callable[[str], Any]) -> None:
+    """Drift and a second clock lengthen readings as far as they are said to, and time passes with every reading."""
+    simulated = benchmark("simulated_tunes")
+    weather = simulated.Weather(spread=0.0, drift_per_s=0.5, clocks=(2.0,))
+    device = simulated.Device(weather, random.Random(0))  # not a secret
+    assert device.read(10.0, 100) == 20.0
+    device.rest(2.0 - device.now_s)
+    assert device.read(10.0, 100) == pytest.approx(40.0)
+    assert device.now_s == pytest.approx(2.0 + 40.0 * 100 * 1e-6 + simulated.OVERHEAD_S)
+
+
 def test_damage_to_a_store_s_file_is_counted(benchmark: Callable[[str], Any]) -> None:
     """The benchmark of the store makes its decisions, and reads their damaged file without an exception."""
     found = benchmark("cache_durability").damage(random.Random(0))  # not a secret
