@@ -103,7 +103,7 @@ class Tuning:
         self._budget = Budget(self.effort.budget_s, self.clock)
         at = self._size()
         model = self.platform.model(self.device)
-        self._effort = self.effort if model.arch != "cpu" else self._reduced()
+        self._effort = self.effort if model.measurable else self._reduced()
         self._report = Report(self.kernel, at, self.kernel.reference_config(at))
         found = space(self.plugins, self.platform.name, self.platform.launch_options, self.kernel, at, model)
         self._report.refused += found.refused

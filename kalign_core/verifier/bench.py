@@ -48,7 +48,7 @@ class Bench:
     ) -> None:
         self.platform, self.kernel, self.problem, self.device = platform, kernel, problem, device
         self.strict = strict
-        self.interpreted = platform.model(device).backend == "interpreter"
+        self.interpreted = platform.model(device).interpreted
         self.families: dict[str, InputFamily] = {}
         self.torch_device = torch.device(platform.device_type, *((device,) if device >= 0 else ()))
         self._maker = Maker(kernel, self.families, self.torch_device, self.bytes_per_set())

@@ -11,8 +11,8 @@ import pytest
 
 from kalign_core.errors import UnknownName
 from kalign_core.hal.replay import Clock, Script
-from kalign_core.records import Condition, Config
-from kalign_core.tuner.loop import EFFORTS, effort_named
+from kalign_core.records import Condition, Config, DeviceModel
+from kalign_core.tuner.loop import EFFORTS, INTERPRETED, effort_named
 from tests.core.tuner_samples import (
     BEST,
     EFFORT,
@@ -149,6 +149,14 @@ def test_an_effort_limits_what_is_tried() -> None:
     assert report.tally.timed == 6
     raced = {config for config in timed(here.script) if readings(here.script, config) > 4}
     assert len(raced) == 3
+
+
+def test_an_interpreter_is_asked_for_less() -> None:
+    """Where kernels are interpreted, whatever the device is called, every effort is a small one."""
+    model = DeviceModel("interpreter", "theirs", warp_size=1, max_warps=64, shared_bytes=0)
+    here = Bed(Script(time_us=Clock(TIMES, noise=0.03), model=model))
+    here.tune(effort=EFFORTS["full"])
+    assert readings(here.script, REFERENCE) == 3 + 3 * (INTERPRETED.rounds + 1)
 
 
 def test_efforts_are_known_by_name() -> None:
