@@ -154,6 +154,18 @@ def test_one_suspect_is_the_culprit() -> None:
         }
 
 
+def test_a_plugin_that_was_being_asked_is_the_culprit() -> None:
+    """A worker that dies or hangs in a hook is the plugin's fault: no candidate falls, and the kernel is given up."""
+    made = going()
+    said = made.judge(
+        Death("timeout at 120 s in a hook", False, (ONE, ("plugin npu", "kalign_veto")), ("npu", "kalign_veto"))
+    )
+    assert said == (
+        "plugin 'npu' in kalign_veto: timeout at 120 s in a hook; without it: export KALIGN_DISABLE_PLUGINS=npu"
+    )
+    assert made.fallen == {}
+
+
 def test_several_suspects_are_tried_again_with_care() -> None:
     """Where several are suspect nobody has fallen yet; the next worker waits for every launch."""
     made = going()
