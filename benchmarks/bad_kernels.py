@@ -80,7 +80,7 @@ def main() -> None:
 
     platform = hal.platform
     device = platform.devices()[0]
-    interpreted = platform.model(device).backend == "interpreter"
+    interpreted = platform.model(device).interpreted
     rows, promised = [], set()
     with platform.on(device):
         for bad in bad_kernels.BAD:

@@ -43,7 +43,7 @@ def first_call(mode: str, began: float) -> dict[str, Any]:
         started = time.perf_counter()
         launched = launches(call)
         first_s = time.perf_counter() - started
-    config = str(kalign.explain(op, *given)[0].config)
+        config = str(kalign.explain(op, *given)[0].config)
     return {"first_call_s": first_s, "process_s": time.time() - began, "launches": len(launched), "config": config}
 
 

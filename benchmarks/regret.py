@@ -58,11 +58,12 @@ def calls_of(name: str, sizes: dict[str, int], dtype: str, phase: str) -> list[A
     import torch
 
     import kalign_core as kalign
+    from kalign_core import session
     from kalign_core.api import recorded
 
-    op = kalign.ops.named(name)
+    op, device = kalign.ops.named(name), torch.device(session.current().platform.device_type)
     with kalign.using(phase=phase):
-        calls = recorded(op, *op.inputs(sizes, dtype, 0, torch.device("cuda")))
+        calls = recorded(op, *op.inputs(sizes, dtype, 0, device))
     return calls[:1] if phase == "decode" else calls
 
 
@@ -94,7 +95,6 @@ def tuned(here: Any, call: Any) -> Any:
 def judge(here: Any, call: Any, reports: list[Any]) -> dict[str, Any]:
     """Measure everything not refuted that the reports' tunings could have chosen, and their choices with it."""
     import replay_timing
-    import torch
 
     from kalign_core.hal import triton_compat
     from kalign_core.tuner.measure import Meter
@@ -116,7 +116,7 @@ def judge(here: Any, call: Any, reports: list[Any]) -> dict[str, Any]:
             if code not in codes or config in chosen:
                 launches[config] = launch
             codes.add(code)
-    torch.cuda.synchronize()
+    platform.synchronize(call.device)
     every = replay_timing.shares(replay_timing.interleave(replay_timing.replays(launches, sets), ALL_ROUNDS))
     ranked = sorted(launches, key=lambda config: every[config][0])
     close = [c for c in ranked if every[c][0] <= (1 + FRONT_SHARE) * every[ranked[0]][0]][:MOST_IN_FRONT]

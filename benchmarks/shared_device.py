@@ -59,7 +59,6 @@ def blind(platform: Any) -> Any:
 
 def tune(platform: Any) -> list[dict[str, Any]]:
     """Tune every problem from nothing on ``platform``; says whether it was stored and why not."""
-    import torch
     from regret import calls_of
 
     from kalign_core import hal
@@ -72,7 +71,7 @@ def tune(platform: Any) -> list[dict[str, Any]]:
         call = calls_of(name, sizes, "bf16", "train")[0]
         started = time.monotonic()
         report, stored = here.tune(call.kernel, call.problem, call.device)
-        torch.cuda.synchronize()
+        platform.synchronize(call.device)
         rows.append({
             "kernel": call.kernel.name, "stored": stored, "storable": report.storable, "reason": report.reason,
             "noise": [report.noise.difference, report.noise.spread] if report.noise else None,

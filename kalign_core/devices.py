@@ -35,7 +35,8 @@ class DeviceModel:
 
     ``backend`` is Triton's (``cuda``, ``hip``) or ``interpreter``; ``arch`` as users write it (``sm_90``,
     ``gfx942``). A limit of 0 means there is none. ``last_level_bytes`` is the cache a cold timing must rotate past,
-    ``unit`` what one of its ``units`` holds, where that is known.
+    ``unit`` what one of its ``units`` holds, where that is known. ``scripted`` where launches are interpreted and yet
+    times, and what they depend on, are a device's.
     """
 
     backend: str
@@ -50,6 +51,17 @@ class DeviceModel:
     tmem_columns: int = 0
     max_ctas: int = 1
     unit: Unit | None = None
+    scripted: bool = False
+
+    @property
+    def interpreted(self) -> bool:
+        """Whether kernels run under Triton's interpreter: on the host, some milliseconds for each program."""
+        return self.backend == "interpreter"
+
+    @property
+    def measurable(self) -> bool:
+        """Whether a clock can rank launches there: an interpreter takes its time whatever the launch options are."""
+        return self.scripted or not self.interpreted
 
     @property
     def target(self) -> str:

@@ -17,6 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -91,7 +92,8 @@ class Plugins:
     """The plugins of a process or a session: a row for each, and the hooks of those that work.
 
     ``rows`` are in the order of loading; ``manager`` holds the modules of the plugins that loaded and kept to the
-    contract. ``Plugins()`` has none.
+    contract. ``Plugins()`` has none. ``asking(plugin, hook)`` is around every hook that is asked: who watches this
+    process learns there whom it waits for.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -99,6 +101,7 @@ class Plugins:
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
         for spec in hookspecs.SPECS:
             self.manager.add_hookspecs(spec)
+        self.asking: Callable[[str, str], AbstractContextManager[None]] = lambda plugin, hook: nullcontext()
         self._strict = strict
         self._platforms: dict[str, tuple[str, PlatformRecord]] = {}
 
@@ -132,7 +135,8 @@ class Plugins:
             plugin, function = implementation.plugin_name, implementation.function
             if not self._serves(plugin, function, platform):
                 continue
-            outcome = attempt(_answered, hook, function, arguments, taken)
+            with self.asking(plugin, hook):
+                outcome = attempt(_answered, hook, function, arguments, taken)
             report(plugin, outcome, f"answer {hook}")
             if hook in RECORD_HOOKS and outcome.error is not None:
                 self._break(plugin, outcome)

@@ -135,7 +135,7 @@ def ops(as_json: bool) -> None:
     here = session.current()
     device = torch.device(here.platform.device_type)
     first = here.platform.devices()[0]
-    interpreted = here.platform.model(first).backend == "interpreter"
+    interpreted = here.platform.model(first).interpreted
     rows = []
     for op in operators.operators():
         sizes = (op.small_shapes if interpreted else op.shapes)[0]

@@ -38,11 +38,21 @@ _HARDWARE = ("ecc", "nvlink", "fallen off the bus")
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker ended. ``transient`` where the moment may be to blame, ``suspects`` what it had launched."""
+    """How a worker ended. ``transient`` where the moment may be to blame, ``suspects`` what it had launched, ``asked``
+    the plugin and the hook that it was waiting for, if for any."""
 
     reason: str
     transient: bool
     suspects: tuple[Suspect, ...]
+    asked: Suspect | None = None
+
+    @property
+    def fault(self) -> str:
+        """Whose fault it was, where that was a plugin's, and what to type; else an empty string."""
+        if self.asked is None:
+            return ""
+        plugin, hook = self.asked
+        return f"plugin {plugin!r} in {hook}: {self.reason}; without it: export KALIGN_DISABLE_PLUGINS={plugin}"
 
 
 class BudgetSpent(TimeoutError):
@@ -67,6 +77,8 @@ class Going:
 
     def judge(self, death: Death) -> str:
         """Take the consequences of ``death``; gives why the kernel under way is given up, or nothing."""
+        if death.fault:
+            return death.fault
         guilty = [s for s in death.suspects if s != (self.kernel.get("kernel"), self.reference)]
         if death.suspects and not guilty:
             return f"its reference launch: {death.reason}"
@@ -194,16 +206,19 @@ class Isolated:
 
     def _death(self, error: TimeoutError | ChildProcessError) -> Death:
         reason = str(error.strerror or error) or "no answer in time"
-        suspects = self._box.read().suspects
+        flight = self._box.read()
         # The system kills for want of memory with SIGKILL.
         was_killed = isinstance(error, ChildProcessError) and error.errno == -signal.SIGKILL
         is_hardware = any(word in reason.lower() for word in _HARDWARE)
         self._view.note(f"the worker is started anew: {reason}")
-        return Death(reason, was_killed or is_hardware or short_of_memory(reason), suspects)
+        is_passing = was_killed or is_hardware or short_of_memory(reason)
+        return Death(reason, is_passing, flight.suspects, flight.asked)
 
     def _hopeless(self, error: TimeoutError | ChildProcessError) -> KalignError:
+        reason = str(error.strerror or error or "no answer in time")
+        fault = Death(reason, False, (), self._box.read().asked).fault
         return KalignError(
-            f"the process that tunes did not come to its work: {error.strerror or error or 'no answer in time'}",
+            f"the process that tunes did not come to its work: {fault or reason}",
             why="candidates are tried in a process of their own, which may be lost",
             fix="kalign tune --in-process shows where it ends",
         )

@@ -66,7 +66,7 @@ def chosen(
     wanted = [operator_named(name) for name in operators] or list(ops.operators())
     if shapes and len(wanted) != 1:
         raise BadArgument("--shape goes with one operator", fix="kalign tune rms_norm --shape T=4096,H=4096")
-    interpreted = session.platform.model(session.platform.devices()[0]).backend == "interpreter"
+    interpreted = session.platform.model(session.platform.devices()[0]).interpreted
     return [
         Work(op, op.sizes(sizes), op.dtype_named(dtype or op.dtypes[0]), phase)
         for op in wanted

@@ -101,6 +101,7 @@ class Worker:
         compile_s = effort_named(request.effort).compile_deadline_s
         self._platform = WatchedPlatform(hal.platform, BlackBox(Path(asked["box"])), bind_s=compile_s)
         self._here = Session(platform=self._platform)
+        self._here.plugins.asking = self._platform.asking
         self._voice = voice
         self._runner = InProcess(self._here, request, voice)
 

@@ -94,8 +94,8 @@ class InProcess:
         """Seconds one launch may take: as asked for, else as usual, else very many where launches are interpreted."""
         if self._request.launch_deadline_s:
             return self._request.launch_deadline_s
-        backend = self._here.platform.model(self._here.platform.devices()[0]).backend
-        return INTERPRETED_LAUNCH_DEADLINE_S if backend == "interpreter" else usual_s
+        model = self._here.platform.model(self._here.platform.devices()[0])
+        return INTERPRETED_LAUNCH_DEADLINE_S if model.interpreted else usual_s
 
     def tune(self, number: int, budget_s: float = math.inf, skip: int = 0) -> Iterator[Row]:
         """Tune the kernels of one piece of work but the first ``skip``, within ``budget_s`` seconds; a row for each."""

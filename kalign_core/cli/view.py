@@ -97,10 +97,10 @@ class LiveView(View):
         if not self._kernel:
             return Text(head)
         counts = self._counts
-        cells = [self._kernel, self._stage, self._candidates, counts["compile"], counts["check"], counts["time"],
-                 *(counts[fate] for fate in FATES), f"{self._gain:.3f}x"]  # fmt: skip
-        columns = ("kernel", "stage", "candidates", "compiled", "checked", "timed", *FATES, "best gain")
-        return Group(Text(head), table("", columns, [cells]))
+        cells = [self._stage, self._candidates, counts["compile"], counts["check"], counts["time"],
+                 *(counts[fate] for fate in FATES), f"{self._gain:.2f}x"]  # fmt: skip
+        columns = ("stage", "total", "compiled", "checked", "timed", *FATES, "gain")  # 80 letters with their gaps
+        return Group(Text(head), Text(f"  {self._kernel}"), table("", columns, [cells]))
 
     def _times(self) -> str:
         elapsed_s = self._clock() - self._started

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from kalign_core.declare import Kernel
 
 IDENTITY = Identity(vendor="scripted", name="Scripted One", key="scripted-0001", pci_device_id="0000:0001")
-MODEL = DeviceModel(backend="interpreter", arch="scripted", warp_size=32, max_warps=32, shared_bytes=232448, units=132)
+MODEL = DeviceModel(
+    backend="interpreter", arch="scripted", warp_size=32, max_warps=32, shared_bytes=232448, units=132, scripted=True
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def _broken(plugins: Plugins) -> str:
 
 def is_interpreted(record: PlatformRecord) -> bool:
     """Whether kernels run under Triton's interpreter there, which has to be asked for before triton is imported."""
-    return any(model.backend == "interpreter" for model in record.models)
+    return any(model.interpreted for model in record.models)
 
 
 def ask_for_interpreter(record: PlatformRecord) -> bool:

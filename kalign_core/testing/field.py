@@ -46,26 +46,30 @@ class Field:
 
     def race(self) -> Race:
         """The race, as the tuning loop would start it."""
-        contenders = tuple(self._contender(number) for number in range(len(self.times_us)))
+        return Race(tuple(map(self.contender, range(len(self.times_us)))), self.finalists, self.meter())
+
+    def meter(self, **said: Any) -> Meter:
+        """What reads the field; ``said`` is more for the ``Meter``, such as its ``seed``, ``rest`` and ``now``."""
         bench: Any = SimpleNamespace(
             device=0, interpreted=False, bytes_per_set=lambda: 1, argument_sets=lambda count: [()] * count,
             kernel=SimpleNamespace(outputs=tuple, parameters=(), args={}), problem=Problem("numbered", (), (), "train"),
         )  # fmt: skip
-        return Race(contenders, self.finalists, Meter(_Scripted(self), bench, pressed=self.is_spent))
+        return Meter(_Scripted(self), bench, **{"pressed": self.is_spent, **said})
 
     def is_spent(self) -> bool:
         """Whether the budget is."""
         return sum(self.readings.values()) >= self.affordable
 
-    def _contender(self, number: int) -> Contender:
+    def contender(self, number: int) -> Contender:
+        """Candidate ``number``, as the loop hands it to a strategy."""
         launch = _Numbered(number)
         made = Contender(Config(NUMBER=number), Guarded(launch), Fixed(launch), ((number,), str(number)))
         if number in self.refuted:
             made.refutation = Refutation("one case", "its bytes differ", argument="out")
         return made
 
-    def sampler(self, number: int) -> Sampler:
-        """What times candidate ``number``."""
+    def sampler(self, number: int, launches: int) -> Sampler:
+        """What times candidate ``number``, ``launches`` launches to a reading."""
         if number in self.unloadable:
             raise CandidateFailed("out of resources: shared memory")
         noise = random.Random(number)  # noqa: S311  # the same noise every time is the point
@@ -105,7 +109,7 @@ class _Timer(Timer):
 
     def sampler(self, launch: Launch, argument_sets: Sequence[tuple[Any, ...]], launches: int) -> Sampler:
         number: int = launch.number  # type: ignore[attr-defined]
-        return self._field.sampler(number)
+        return self._field.sampler(number, launches)
 
 
 class _Scripted(Platform):

@@ -24,7 +24,7 @@ class TimerRules(LaunchRules):
     @pytest.fixture
     def work(self, platform: Platform, device: int) -> tuple[int, int]:
         """Steps of a short and of a long kernel."""
-        return INTERPRETED if platform.model(device).backend == "interpreter" else COMPILED
+        return INTERPRETED if platform.model(device).interpreted else COMPILED
 
     def least_us(self, ground: Ground, steps: int, launches: int = 1) -> float:
         """The least of several readings of ``launches`` launches of that many steps."""

@@ -32,7 +32,7 @@ from kalign_core.tuner.compile import CompilePool
 from kalign_core.tuner.decide import spoiled, winner
 from kalign_core.tuner.failures import Watched, short_of_memory
 from kalign_core.tuner.host import host_us
-from kalign_core.tuner.measure import BLOCK_ROUNDS, Contender, Meter, Noise, alone_on, timing
+from kalign_core.tuner.measure import Contender, Meter, Noise, alone_on, timing
 from kalign_core.tuner.report import EFFORTS, Budget, Effort, Report, effort_named
 from kalign_core.tuner.space import Space, space, warn_once
 from kalign_core.verifier.bench import Bench
@@ -103,7 +103,7 @@ class Tuning:
         self._budget = Budget(self.effort.budget_s, self.clock)
         at = self._size()
         model = self.platform.model(self.device)
-        self._effort = self.effort if model.arch != "cpu" else self._reduced()
+        self._effort = self.effort if model.measurable else self._reduced()
         self._report = Report(self.kernel, at, self.kernel.reference_config(at))
         found = space(self.plugins, self.platform.name, self.platform.launch_options, self.kernel, at, model)
         self._report.refused += found.refused
@@ -217,7 +217,7 @@ class Tuning:
         home = self._home
         self._meter.rough([home], 5, 3)
         if not home.out:
-            self._report.noise = self._meter.noise(home, min(self._effort.rounds, BLOCK_ROUNDS + 2), self._kind)
+            self._report.noise = self._meter.noise(home, self._effort.rounds, self._kind)
         self._require_reference()
 
     def _require_reference(self) -> None:

@@ -39,7 +39,7 @@ def kalign_veto(kernel: Kernel, problem: Problem, model: DeviceModel, config: Co
         return f"num_warps={warps}, at most {model.max_warps} fit a block of {model.arch}"
     if int(config.get("num_stages", 1)) < 0:
         return f"num_stages={config['num_stages']} is negative"
-    if model.arch == "cpu":
+    if not model.measurable:
         reference = kernel.reference_config(problem)
         for name in _IGNORED_BY_INTERPRETERS:
             if config.get(name) != reference.get(name):

@@ -98,10 +98,12 @@ def uncertainty_us(measured: Timing) -> float:
 
 
 def levelled(raw: Mapping[T, Sequence[float]]) -> dict[T, list[float]]:
-    """``raw`` readings by round, NaN for one that failed, divided by the level of their round.
+    """``raw`` readings by round, NaN for one that failed, divided by the level of their round where that steadies them.
 
     The level is the median, over the others that ran in every round, of a reading over its own median. Nobody's own
-    reading enters, so that spreads stay honest among few. A contender alone keeps its readings as they are.
+    reading enters, so that spreads stay honest among few. Where rounds have little in common the level is the others'
+    noise: readings that would spread more after the division are left as they are, those of all or of nobody. A
+    contender alone keeps its readings.
     """
     rounds = max(map(len, raw.values()), default=0)
     stayed = {who: taken for who, taken in raw.items() if len(taken) == rounds and _known(taken)}
@@ -117,10 +119,18 @@ def levelled(raw: Mapping[T, Sequence[float]]) -> dict[T, list[float]]:
         others = [share[number] for other, share in shares.items() if other is not who]
         return statistics.median(filter(math.isfinite, others)) if _known(others) else 1.0
 
-    return {
+    plain = {who: [r for r in taken if math.isfinite(r)] for who, taken in raw.items()}
+    divided = {
         who: [r / level(who, number) for number, r in enumerate(taken) if math.isfinite(r)]
         for who, taken in raw.items()
     }
+    return divided if _spread(divided, stayed) <= _spread(plain, stayed) else plain
+
+
+def _spread(readings: Mapping[T, Sequence[float]], of: Iterable[T]) -> float:
+    """The deviation of readings as a share, on the average over the contenders in ``of``."""
+    known = [timing(readings[who]) for who in of]
+    return statistics.fmean([one.mad_us / one.median_us for one in known if one is not None] or [0.0])
 
 
 def _known(readings: Sequence[float]) -> bool:

@@ -60,7 +60,7 @@ class Row:
 def targets(plugins: Plugins) -> dict[str, Target]:
     """Every device that a plugin can compile for, by how it is written: ``cuda:sm_90``; an interpreter is none."""
     known = [Target(record, model) for record in plugins.platforms() for model in record.models]
-    return {str(target): target for target in known if target.model.backend != "interpreter"}
+    return {str(target): target for target in known if not target.model.interpreted}
 
 
 def target_named(plugins: Plugins, name: str) -> Target:

@@ -8,12 +8,13 @@ Imports neither torch nor triton.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import struct
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,12 @@ if TYPE_CHECKING:
     from kalign_core.declare import Kernel
 
 Suspect = tuple[str, str]
-"""A kernel's name and the text of a configuration."""
+"""A kernel's name and the text of a configuration; or ``PLUGIN`` and a plugin's name, and the hook it was asked."""
+PLUGIN = "plugin "
 BOX_BYTES = 64 * 1024
 IDLE_S = 1800.0
+# A hook looks things up and computes; what it gives is worth no more than this in a process that can be killed.
+HOOK_S = 120.0
 _HEAD = struct.Struct("<QdII")  # beat, deadline in seconds, length and checksum of the suspects
 _BEAT = struct.Struct("<Q")
 
@@ -40,6 +44,12 @@ class Flight:
     beat: int
     deadline_s: float
     suspects: tuple[Suspect, ...]
+
+    @property
+    def asked(self) -> Suspect | None:
+        """The plugin that was being asked, by its name, and the hook; None where none was."""
+        name, hook = self.suspects[-1] if self.suspects else ("", "")
+        return (name.removeprefix(PLUGIN), hook) if name.startswith(PLUGIN) else None
 
 
 class BlackBox:
@@ -103,7 +113,7 @@ class Overdue:
         if flight.beat != self._beat:
             self._beat, self._since = flight.beat, now
         elif flight.deadline_s and now - self._since > flight.deadline_s:
-            raise TimeoutError(f"timeout at {flight.deadline_s:g} s on the device")
+            raise TimeoutError(f"timeout at {flight.deadline_s:g} s {'in a hook' if flight.asked else 'on the device'}")
         elif now - self._since > IDLE_S:
             raise TimeoutError(f"no sign of life for {IDLE_S:g} s")
 
@@ -124,13 +134,23 @@ class WatchedPlatform(PassingPlatform):
     def launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
         device = next((arg.get_device() for arg in args if hasattr(arg, "get_device")), 0)
         suspect = (kernel.name, str(config))
-        before = tuple(self._suspects)
-        self._box.write((*before, suspect), self._bind_s)
-        try:
+        with self._at(suspect, self._bind_s):
             launch = self._platform.launcher(kernel, problem, config, args)
+        return _WatchedLaunch(self, launch, suspect, device)
+
+    def asking(self, plugin: str, hook: str) -> contextlib.AbstractContextManager[None]:
+        """Say that inside the block ``plugin`` is asked ``hook``, which may take ``HOOK_S`` seconds."""
+        return self._at((f"{PLUGIN}{plugin}", hook), HOOK_S)
+
+    @contextlib.contextmanager
+    def _at(self, suspect: Suspect, deadline_s: float) -> Iterator[None]:
+        """Say that inside the block the process is at ``suspect``, with what was launched before still under way."""
+        before = tuple(self._suspects)
+        self._box.write((*before, suspect), deadline_s)
+        try:
+            yield
         finally:
             self._box.write(before, self._deadline_s if before else 0.0)
-        return _WatchedLaunch(self, launch, suspect, device)
 
     def synchronize(self, device: int) -> None:
         self._platform.synchronize(device)

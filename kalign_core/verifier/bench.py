@@ -48,7 +48,7 @@ class Bench:
     ) -> None:
         self.platform, self.kernel, self.problem, self.device = platform, kernel, problem, device
         self.strict = strict
-        self.interpreted = platform.model(device).backend == "interpreter"
+        self.interpreted = platform.model(device).interpreted
         self.families: dict[str, InputFamily] = {}
         # Why code is not to be bound in this process: it cost a compile process its life.
         self.deadly: dict[Lowered, str] = {}

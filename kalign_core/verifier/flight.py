@@ -35,7 +35,7 @@ def ready(
     """
     if how not in WAYS:
         raise BadArgument(f"a case runs {how!r}", why=f"ways to launch are {', '.join(repr(way) for way in WAYS)}")
-    if not how or platform.model(device).backend == "interpreter":
+    if not how or platform.model(device).interpreted:
         yield functools.partial(launch, *args)
     elif how == "graph":
         sampler = platform.timer(device).sampler(launch, [tuple(args)], 1)

@@ -10,7 +10,9 @@ from kalign_core.hookspecs import hookimpl
 from kalign_core.records import DeviceModel, PlatformRecord
 
 KALIGN_API = 1
-MODEL = DeviceModel("interpreter", "scripted", warp_size=32, max_warps=32, shared_bytes=232448, units=132)
+MODEL = DeviceModel(
+    "interpreter", "scripted", warp_size=32, max_warps=32, shared_bytes=232448, units=132, scripted=True
+)
 
 
 @hookimpl

@@ -78,7 +78,7 @@ def answer(job: dict) -> None:
         sys.stdout.flush()
         os._exit(0)
     elif what == "late":
-        time.sleep(1.0)
+        time.sleep(5.0)
         say(json.dumps({"hash": "late"}))
     elif what == "fails":
         say(json.dumps({"failure": "PTXASError: register allocation failed"}))

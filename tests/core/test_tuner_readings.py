@@ -58,6 +58,12 @@ def test_a_failed_reading_costs_itself() -> None:
     assert found["b"] == pytest.approx([50.0] * 4)
 
 
+def test_rounds_with_nothing_in_common_level_nothing() -> None:
+    """Where division by the level of a round would spread readings further, all are left as they are."""
+    apart = {"a": [100.0, 102.0, 98.0, 101.0, 99.0], "b": [49.0, 50.0, 50.5, 51.0, 49.5]}
+    assert readings.levelled(apart) == apart
+
+
 def test_who_left_early_is_levelled_by_who_stayed() -> None:
     """A contender that dropped out is compared at the level of its own rounds, and makes nobody's level."""
     raw = {"a": [100.0, 100.0, 200.0, 200.0, 200.0], "b": [50.0, 50.0, 100.0, 100.0, 100.0], "gone": [150.0, 150.0]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -9,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from kalign_core import context
+from kalign_core import context, ops
 from kalign_core.cache.base import MemoryStore
 from kalign_core.declare import Kernel
-from kalign_core.errors import DeviceLost
+from kalign_core.errors import DeviceLost, KalignError
 from kalign_core.hal.replay import IDENTITY, Clock, ReplayPlatform, Script
 from kalign_core.observer import Observer
 from kalign_core.records import Condition, Config, Identity, Problem
@@ -22,6 +25,7 @@ from kalign_core.settings import Settings
 from tests.core.tuner_samples import BEST, REFERENCE, SECOND, builtin, double_kernel, timed
 
 THREADS = 8
+LIMIT_S = 600.0  # only what waits for ever waits as long
 
 
 class Counting(Observer):
@@ -82,7 +86,7 @@ def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT_S)
     assert not any(thread.is_alive() for thread in threads)
     return found
 
@@ -162,6 +166,35 @@ def test_nothing_is_tuned_in_capture() -> None:
     here.platform.script.capturing = False  # type: ignore[attr-defined]
     assert call(here)
     assert serves(here) == BEST
+
+
+def fake(x: torch.Tensor) -> Any:
+    with FakeTensorMode() as mode:
+        return ops.swiglu(mode.from_tensor(x), mode.from_tensor(x))
+
+
+class Gated(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.swiglu(x, x)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        fake,
+        lambda x: ops.swiglu(x.to("meta"), x.to("meta")),
+        lambda x: make_fx(lambda given: ops.swiglu(given, given))(x),
+        lambda x: torch.export.export(Gated(), (x,)),
+    ],
+    ids=["fake tensors", "meta tensors", "traced", "exported"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_nothing_is_tuned_that_has_no_numbers(look: Callable[[torch.Tensor], Any]) -> None:
+    """Who looks at a call without running it tunes nothing and launches nothing; the call itself tunes later."""
+    here = session(fast())
+    with here.active(), context.using(mode="tune"), contextlib.suppress(KalignError):
+        look(torch.zeros(2, 8))
+    assert (begun(here), here.platform.script.launched) == ([], [])  # type: ignore[attr-defined]
 
 
 def test_a_lost_device_stops_tuning(caplog: pytest.LogCaptureFixture) -> None:
@@ -268,14 +301,14 @@ def test_a_fork_while_a_thread_tunes_leaves_the_child_free() -> None:
     def raises(kernel: str, config: Config, run: int) -> None:
         if config == BEST and not inside.is_set():
             inside.set()
-            go_on.wait(60)
+            go_on.wait(LIMIT_S)
 
     script = fast(raises=raises)
     here = session(script)
     with here.active():
         tuner = threading.Thread(target=call, args=(here,), daemon=True)
         tuner.start()
-        assert inside.wait(60)
+        assert inside.wait(LIMIT_S)
         child = os.fork()
         if child == 0:
             script.raises = Script().raises
@@ -283,6 +316,6 @@ def test_a_fork_while_a_thread_tunes_leaves_the_child_free() -> None:
             os._exit(0 if found == [True] else 1)
         _, status = os.waitpid(child, 0)
         go_on.set()
-        tuner.join(60)
+        tuner.join(LIMIT_S)
     assert os.waitstatus_to_exitcode(status) == 0
     assert timed(script)

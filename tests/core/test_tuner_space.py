@@ -9,7 +9,7 @@ import pytest
 
 from kalign_core.errors import UnknownName
 from kalign_core.hal.replay import Clock, Script
-from kalign_core.records import Config
+from kalign_core.records import Config, DeviceModel
 from kalign_core.tuner import space as spaces
 from kalign_core.tuner.space import Space, declaration_order
 from tests.core.tuner_samples import (
@@ -77,6 +77,15 @@ def test_a_kernels_own_knobs_are_candidates() -> None:
     found = space_of()
     assert found.candidates[0] == REFERENCE
     assert len(found.candidates) == len(set(found.candidates)) == 16
+
+
+def test_an_interpreter_tells_no_warps_apart() -> None:
+    """Where kernels are interpreted, whatever the platform and its device are called, warps are the reference's."""
+    here = bed()
+    model = DeviceModel("interpreter", "theirs", warp_size=1, max_warps=64, shared_bytes=0)
+    found = spaces.space(here.plugins, "theirs", here.platform.launch_options, double_kernel, problem(), model)
+    assert {config["num_warps"] for config in found.candidates} == {REFERENCE["num_warps"]}
+    assert refusals(found) == {"the interpreter ignores num_warps"}
 
 
 def test_many_knobs_are_changed_one_at_a_time() -> None:

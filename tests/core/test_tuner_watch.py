@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,8 @@ import torch
 from kalign_core.errors import CandidateFailed, DeviceLost
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.tuner.failures import Guarded
-from kalign_core.tuner.watch import BOX_BYTES, IDLE_S, BlackBox, Overdue, WatchedPlatform
-from tests.core.tuner_samples import BEST, REFERENCE, SECOND, double_kernel, problem
+from kalign_core.tuner.watch import BOX_BYTES, HOOK_S, IDLE_S, BlackBox, Overdue, WatchedPlatform
+from tests.core.tuner_samples import BEST, REFERENCE, SECOND, builtin, double_kernel, problem
 
 
 class Clock:
@@ -123,6 +125,39 @@ def test_thinking_has_another_deadline(box: BlackBox) -> None:
     clock.now = 2 * IDLE_S + 1
     with pytest.raises(TimeoutError, match="no sign of life"):
         overdue()
+
+
+def test_a_hook_has_a_deadline(box: BlackBox) -> None:
+    """While a plugin is asked the box says which and what, beside what was launched before, and for how long it may."""
+    platform, clock = watched(box), Clock()
+    launcher(platform, BEST)(*tensors(), 4, 8)
+    overdue = Overdue(box, clock)
+    with platform.asking("npu", "kalign_veto"):
+        assert box.read().suspects == (*named(BEST), ("plugin npu", "kalign_veto"))
+        assert box.read().asked == ("npu", "kalign_veto")
+        overdue()
+        clock.now = HOOK_S + 1
+        with pytest.raises(TimeoutError, match="timeout at 120 s in a hook"):
+            overdue()
+    assert (box.read().suspects, box.read().asked) == (named(BEST), None)
+
+
+def test_who_watches_is_told_of_every_hook() -> None:
+    """``asking`` is entered with the plugin and the hook before the plugin is called, and left after it."""
+    told: list[tuple[str, ...]] = []
+
+    @contextlib.contextmanager
+    def asking(plugin: str, hook: str) -> Iterator[None]:
+        told.append((plugin, hook))
+        yield
+        told.append(("left",))
+
+    found = builtin("@hookimpl\ndef kalign_veto():\n    raise OSError('gone')")
+    found.asking = asking
+    asked = {"kernel": double_kernel, "problem": problem(), "model": ReplayPlatform().model(-1), "config": BEST}
+    answers = list(found.ask("kalign_veto", **asked))
+    assert told == [("core-tuner", "kalign_veto"), ("left",), ("p0", "kalign_veto"), ("left",)]
+    assert isinstance(answers[-1].error, OSError)
 
 
 # --- the platform -------------------------------------------------------------------------------------------------

@@ -5,11 +5,18 @@ from __future__ import annotations
 import importlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import torch
+
+from kalign_core.api import recorded
+from kalign_core.hal import replay, triton_compat
+from kalign_core.records import Condition
+from tests.core.scripted import FASTER, prefers, scale, scripted
+from tests.core.tune_process import gone
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -64,6 +71,50 @@ def test_the_summary_counts_what_was_asked_for(benchmark: Callable[[str], Any]) 
     assert (found["slower_than_the_reference"], found["twins_within_2_percent"]) == (["p"], 0)
 
 
+@pytest.fixture
+def rehearsed(benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """``scale`` on a scripted device instead of operators on a GPU; graphs replay in the time that a script says."""
+    script, call_of = prefers(FASTER), benchmark("regret")
+    here = scripted(script)
+
+    class Replayed(NamedTuple):
+        config: Any
+        launches: int = 1
+
+        def us(self) -> float:
+            return script.time_us("scale", self.config)
+
+    monkeypatch.setattr(benchmark("replay_timing"), "replays", lambda calls, sets: {c: Replayed(c) for c in calls})
+    monkeypatch.setattr(triton_compat, "code_digest", lambda compiled: compiled)
+    monkeypatch.setattr(replay._Launch, "compiled", property(lambda launch: launch.scripted), raising=False)
+    with here.active():
+        calls = recorded(scale, *scale.inputs({"T": 4, "F": 40}, "fp32", 0, torch.device("cpu")))
+        monkeypatch.setattr(call_of, "calls_of", lambda *problem: calls)
+        yield here
+
+
+def test_a_problem_s_regret_is_measured(benchmark: Callable[[str], Any], rehearsed: Any) -> None:
+    """A problem is tuned twice and judged beside every candidate: choosing the best has no regret and no twin apart."""
+    regret = benchmark("regret")
+    (call,) = regret.calls_of()
+    found = {"label": "scale", **regret.row(rehearsed, call, twice=True)}
+    assert (found["chosen"], found["again"], found["candidates"]) == (str(FASTER), [str(FASTER)], 2)
+    assert (found["regret"], found["gain"], found["twins"], found["slower"]) == (0.0, 2.0, 0.0, False)
+    assert json.loads(json.dumps(regret.summary([found])))["not_storable"] == []
+
+
+def test_company_is_told_from_its_absence(benchmark: Callable[[str], Any], rehearsed: Any) -> None:
+    """A decision made beside another process is not stored; one without what the driver says goes by the readings."""
+    shared = benchmark("shared_device")
+    platform = rehearsed.platform
+    (alone,) = shared.tune(platform)
+    platform.script.condition = Condition(foreign_processes=1)
+    (beside,) = shared.tune(platform)
+    assert (alone["storable"], alone["reason"]) == (True, "")
+    assert (beside["storable"], beside["reason"]) == (False, "another process was on the device")
+    assert shared.blind(platform).condition(-1) == Condition()
+
+
 def test_what_a_step_leaves_out_is_left_out_of_the_summary(benchmark: Callable[[str], Any]) -> None:
     """Figures of the tuning's cost come from the steps that ended well."""
     tuning_cost = benchmark("tuning_cost")
@@ -92,22 +143,85 @@ def test_a_decode_step_is_the_same_whoever_launches_it(
     assert not torch.equal(ours, x)
 
 
-def test_what_does_not_fit_the_time_is_left_out(benchmark: Callable[[str], Any], tmp_path: Path, capsys: Any) -> None:
+def test_what_does_not_fit_the_time_is_left_out(
+    benchmark: Callable[[str], Any], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All benchmarks are named with what became of them, those there was no time for as well."""
     run_all = benchmark("run_all")
-    run_all.sys.argv, before = ["run_all.py", str(tmp_path), "--seconds", "0"], run_all.sys.argv
-    try:
-        run_all.main()
-    finally:
-        run_all.sys.argv = before
+    monkeypatch.setattr("sys.argv", ["run_all.py", str(tmp_path), "--seconds", "0"])
+    run_all.main()
     rows = json.loads(capsys.readouterr().out)["runs"]
     assert [row["state"] for row in rows.values()] == ["left out: no time"] * len(run_all.BENCHMARKS)
+
+
+WAYS_TO_END = {
+    "works": "print('{\"us\": 1}')",
+    "crashes": "import os, sys; print('half', flush=True); print('no device', file=sys.stderr, flush=True); os.abort()",
+    "lies": "print('no JSON')",
+    "overruns": """
+import subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+open(sys.argv[2], "w").write('{"so_far": %d}' % left.pid)
+time.sleep(600)
+""",
+    "last": "print('{\"us\": 2}')",
+}
+
+
+def test_one_that_ends_badly_costs_itself(
+    benchmark: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A benchmark that crashes, prints nonsense or overruns costs its own figures, and leaves nothing behind."""
+    run_all = benchmark("run_all")
+    for name, source in WAYS_TO_END.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.setattr(run_all, "HERE", tmp_path)
+    # Sixty seconds for those that end by themselves, nine for the one that does not.
+    listed = [run_all.Benchmark(name, f"{name}.py", 3 if name == "overruns" else 20, name == "overruns")
+              for name in WAYS_TO_END]  # fmt: skip
+    monkeypatch.setattr(run_all, "BENCHMARKS", tuple(listed))
+    monkeypatch.setattr("sys.argv", ["run_all.py", str(tmp_path / "kept")])
+    run_all.main()
+    result = json.loads(capsys.readouterr().out)
+    rows = result["runs"]
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {
+        "works": "done", "crashes": "exit -6", "lies": "done", "overruns": "ended after 9 s", "last": "done",
+    }  # fmt: skip
+    assert (rows["works"]["printed"], rows["last"]["printed"]) == ({"us": 1}, {"us": 2})
+    assert (rows["crashes"]["printed"], rows["crashes"]["said_last"]) == (None, ["no device"])
+    assert rows["lies"]["printed"] is None
+    assert gone([rows["overruns"]["printed"]["so_far"]])
+    assert json.loads((tmp_path / "kept" / "results.json").read_text()) == result
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["results.json", "said.txt"]
 
 
 def test_every_benchmark_of_the_list_is_there(benchmark: Callable[[str], Any]) -> None:
     """The list names scripts that exist, each once."""
     scripts = [entry.command.split()[0] for entry in benchmark("run_all").BENCHMARKS]
     assert [script for script in scripts if not (BENCHMARKS / script).is_file()] == []
+
+
+def test_simulated_tunings_are_the_same_every_time(benchmark: Callable[[str], Any]) -> None:
+    """The same seeds give the same figures, and on a device without noise the best is chosen up to the margin."""
+    simulated = benchmark("simulated_tunes")
+    noisy, still = simulated.WEATHERS["1 %"], simulated.Weather(spread=0.0)
+    first, again = (simulated.simulate(noisy, 26, simulated.EFFORTS["normal"]) for _ in range(2))
+    assert first == again
+    found = simulated.simulate(still, 26, simulated.EFFORTS["normal"])
+    assert (found["within_2_percent_or_the_margin"], found["slower_than_the_reference"]) == (1.0, 0)
+    assert simulated.table({"none": found}).splitlines()[2].startswith("| none | ")
+
+
+def test_a_simulated_reading_is_what_its_weather_says(benchmark: Callable[[str], Any]) -> None:
+    """Drift and a second clock lengthen readings as far as they are said to, and time passes with every reading."""
+    simulated = benchmark("simulated_tunes")
+    weather = simulated.Weather(spread=0.0, drift_per_s=0.5, clocks=(2.0,))
+    device = simulated.Device(weather, random.Random(0))  # not a secret
+    assert device.read(10.0, 100) == 20.0
+    device.rest(2.0 - device.now_s)
+    assert device.read(10.0, 100) == pytest.approx(40.0)
+    assert device.now_s == pytest.approx(2.0 + 40.0 * 100 * 1e-6 + simulated.OVERHEAD_S)
 
 
 def test_damage_to_a_store_s_file_is_counted(benchmark: Callable[[str], Any]) -> None:

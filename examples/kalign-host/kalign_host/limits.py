@@ -12,7 +12,7 @@ from kalign_core.records import Config, DeviceModel
 # Kernels are interpreted here; a device names Triton's backend and its own architecture. An interpreter has no warps:
 # any number of them is accepted, and kalign sees to it that none is tried but the reference's.
 MODEL = DeviceModel(
-    backend="interpreter", arch="cpu", warp_size=1, max_warps=64,
+    backend="interpreter", arch="host", warp_size=1, max_warps=64,
     shared_bytes=0, registers_per_block=0, registers_per_thread=0,
 )  # fmt: skip
 LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages"})
