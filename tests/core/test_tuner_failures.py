@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -134,15 +136,53 @@ def test_a_file_that_is_not_trusted_is_not_read(decisions: Path, caplog: pytest.
     assert ["chmod go-w" in text for text in caplog.messages] == [True]
 
 
-def test_a_disk_that_does_not_take_it_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where failures cannot be written one warning says so, and they are known to this process."""
-    (tmp_path / "no folder").touch()
-    failures = kept_in(tmp_path / "no folder" / "scripted-1.toml")
-    for reason in ("one", "two"):
-        failures.remember(key(), TARGET, lowered(), reason)
+def test_a_file_that_is_cut_gives_no_candidate_another_reason(decisions: Path) -> None:
+    """Cut anywhere, the file gives failures as they were written or not at all."""
+    learned(decisions, "PTXASError: register allocation failed", "timeout at 5 s on the device")
+    file = decisions.with_name("scripted-1.failures.toml")
+    content, whole = file.read_bytes(), FailureFile(decisions).read()
+    for length in range(len(content)):
+        file.write_bytes(content[:length])
+        assert FailureFile(decisions).read().items() <= whole.items()
+
+
+NOT_WRITTEN = {
+    "os.replace": OSError(errno.EROFS, os.strerror(errno.EROFS)),
+    "kalign_core.cache.files._write_new": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "kalign_core.tuner.failure_file.locked": NotImplementedError("flock is not supported here"),
+    "kalign_core.tuner.failure_file.make_folder": NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)),
+}
+
+
+@pytest.mark.parametrize("where", NOT_WRITTEN)
+def test_a_disk_that_does_not_take_it_is_no_matter(
+    decisions: Path, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where failures cannot be written they are known to this process, and the store of decisions is who warns."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NOT_WRITTEN[where]
+
+    monkeypatch.setattr(where, refuse)
+    failures = kept_in(decisions)
+    with caplog.at_level(logging.INFO, "kalign"):
+        failures.remember(key(), TARGET, lowered(), "no")
         failures.flush()
-    assert failures.recall(key(), TARGET, lowered()) == "two"
-    assert len(caplog.messages) == 1
+    assert failures.recall(key(), TARGET, lowered()) == "no"
+    assert [(r.levelno, str(NOT_WRITTEN[where]) in r.getMessage()) for r in caplog.records] == [(logging.INFO, True)]
+
+
+@pytest.mark.parametrize("plant", ["", ".lock"])
+def test_planted_links_are_not_followed(decisions: Path, tmp_path: Path, plant: str) -> None:
+    """A link under the file's or its lock's name is neither read nor written through, and costs the memory alone."""
+    victim = tmp_path / "victim"
+    victim.write_text('[x]\nkernel = "k"\ncode = "c"\nreason = "r"\n')
+    before = victim.read_bytes()
+    decisions.with_name(f"scripted-1.failures.toml{plant}").symlink_to(victim)
+    assert FailureFile(decisions).read() == {}
+    learned(decisions, "no")
+    assert victim.read_bytes() == before
+    assert recalled(decisions) is None
 
 
 def test_the_file_does_not_grow_without_end(decisions: Path) -> None:
