@@ -24,7 +24,7 @@ from kalign_core.declare import Kernel
 from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NoMemory, NotTunable
 from kalign_core.hal.base import Launch, Platform
 from kalign_core.launch import Site
-from kalign_core.observer import DeviceFacts, Observer, Recorded, Settled, Shortages
+from kalign_core.observer import DeviceFacts, KnownDevices, Observer, Recorded, Settled, Shortages
 from kalign_core.plugins import Plugins
 from kalign_core.problems import problem_of
 from kalign_core.records import Config, Entry, EntryKey, Problem
@@ -50,7 +50,7 @@ class Session:
         self.settings = configuration or settings.read()
         self._platform, self._plugins, self._store = platform, plugins, store
         self._pool: CompilePool | None = None
-        self._facts: dict[int, DeviceFacts] = {}
+        self._devices = KnownDevices(lambda: self.platform)
         self._sites: dict[Kernel, Site] = {}
         self._tuning: set[tuple[EntryKey, int]] = set()
         self._settled: dict[tuple[EntryKey, int], Settled] = {}
@@ -119,12 +119,7 @@ class Session:
 
     def facts(self, device: int) -> DeviceFacts:
         """Identity, toolchain and limits of ``device``."""
-        found = self._facts.get(device)
-        if found is None:
-            platform = self.platform
-            found = DeviceFacts(platform.identity(device), platform.toolchain(device), platform.model(device))
-            self._facts[device] = found
-        return found
+        return self._devices[device]
 
     def site(self, kernel: Kernel) -> Site:
         """Where ``kernel`` is launched in this session."""
