@@ -163,16 +163,16 @@ class Session:
             return _launch_nothing, False
         reference = kernel.reference_config(problem)
         if call.mode == "off":
-            return self.platform.launcher(kernel, problem, reference, args), True
+            return self._launcher(kernel, problem, reference, args), True
         if not all(size for _, size in problem.dims):
-            return self.platform.launcher(kernel, problem, reference, args), False  # empty: nothing to tune
+            return self._launcher(kernel, problem, reference, args), False  # empty: nothing to tune
         config, keep = self._configuration(kernel, problem, device, call.mode)
         if config is not None and config != reference:
             try:
-                return self.platform.launcher(kernel, problem, config, args), keep
+                return self._launcher(kernel, problem, config, args), keep
             except CandidateFailed as error:
                 self.say(f"{kernel}: the stored launch {config} failed ({error.what}); using the reference")
-        return self.platform.launcher(kernel, problem, reference, args), keep
+        return self._launcher(kernel, problem, reference, args), keep
 
     def recover(self, site: Site, call: context.Call, args: Sequence[Any], error: CandidateFailed) -> Launch:
         """Launch the reference after another launch failed on ``args``, and give it to be remembered instead.
@@ -180,9 +180,15 @@ class Session:
         Raises ``CandidateFailed`` where the reference fails as well.
         """
         problem = problem_of(site.kernel, args, call.phase)
-        launch = self.platform.launcher(site.kernel, problem, site.kernel.reference_config(problem), args)
+        launch = self._launcher(site.kernel, problem, site.kernel.reference_config(problem), args)
         launch(*args)
         self.say(f"{site.kernel}: a launch failed ({error.what}); using the reference")
+        return launch
+
+    def _launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
+        """A launch for callers, and for graphs that they capture: what it launches stays loaded."""
+        launch = self.platform.launcher(kernel, problem, config, args)
+        getattr(launch, "keep", lambda: None)()
         return launch
 
     def lookup(self, kernel: Kernel, problem: Problem, device: int) -> Entry | None:

@@ -21,6 +21,8 @@ Launch = Callable[..., None]
 """A prebound launch: called with the kernel's run-time arguments, positionally, in parameter order.
 
 One that has a method ``pin(args, numbers)`` gives a ``Pinned`` for calls like ``args``, or None if it has none to give.
+One that has a method ``keep()`` is told so that it serves callers: what it launches stays loaded until the process
+ends, though the launch itself is forgotten, because a graph that a caller captured may replay it.
 """
 
 Pinned = Callable[[Sequence[int | None]], bool]
