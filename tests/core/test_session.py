@@ -301,23 +301,6 @@ def test_an_empty_call_settles_nothing() -> None:
 # --- moments at which nothing is tuned ----------------------------------------------------------------------------
 
 
-def test_nothing_is_tuned_while_a_graph_is_captured() -> None:
-    """A miss under capture launches the reference alone and is not remembered: the next call tunes."""
-    made = scripted(prefers(FASTER))
-    made.platform.script.capturing = True  # type: ignore[attr-defined]
-    assert served(made, "tune") == SCALE_REFERENCE
-    assert (len(launched(made)), counts(made)[1]) == (1, 0)
-    made.platform.script.capturing = False  # type: ignore[attr-defined]
-    assert served(made, "tune") == FASTER
-
-
-def test_a_hit_is_a_hit_while_a_graph_is_captured() -> None:
-    """Under capture a stored winner serves the call."""
-    made = scripted(Script(capturing=True))
-    store_winner(made, X)
-    assert served(made, "tune") == FASTER
-
-
 def test_without_a_budget_nothing_is_tuned(caplog: pytest.LogCaptureFixture) -> None:
     """With a budget of no seconds every problem stays with its reference, after one warning and one look-up."""
     made = scripted(prefers(FASTER), tune_budget_s=0.0)

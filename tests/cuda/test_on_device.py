@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ if not torch.cuda.is_available() or torch.version.hip is not None:
 import kalign_core as kalign  # noqa: E402  # only where there is a device
 from kalign_core import ops, session  # noqa: E402
 from kalign_core.cache.base import MemoryStore  # noqa: E402
+from kalign_core.hal import torch_gpu  # noqa: E402
 from kalign_core.problems import problem_of  # noqa: E402
 from kalign_core.session import Session  # noqa: E402
 
@@ -79,6 +82,54 @@ def test_capture_never_tunes(here):
     graph.replay()
     assert torch.equal(captured, expected)
     assert here.store.entries(here.facts(0).identity) == ()
+
+
+def test_a_captured_graph_keeps_its_launch(here, monkeypatch):
+    """A graph replays what it was captured with, after another launch won and whatever nobody holds was unloaded."""
+    a, b = (t.detach() for t in ops.matmul.inputs({"M": 48, "N": 512, "K": 512}, "bf16", 0, DEVICE))
+    graph = torch.cuda.CUDAGraph()
+    with kalign.using(mode="tune"), torch.cuda.graph(graph):
+        captured = ops.matmul(a, b)
+    kalign.tune(ops.matmul, a, b)
+    here.forget()
+    monkeypatch.setattr(torch_gpu, "MOST_LOADED", 0)
+    ops.swiglu(a, a)  # what is loaded next has all candidates unloaded
+    gc.collect()
+    a.copy_(torch.randn_like(a))
+    graph.replay()
+    assert torch.equal(captured, ops.matmul(a, b))
+
+
+def test_a_capture_beside_a_thread_that_tunes(here):
+    """Calls captured on a side stream are right whatever another thread tunes meanwhile."""
+    x, w = (t.detach() for t in ops.rms_norm.inputs({"T": 64, "H": 1024}, "bf16", 0, DEVICE))
+    expected = ops.rms_norm(x, w)
+    a, b = (t.detach() for t in ops.matmul.inputs({"M": 32, "N": 512, "K": 512}, "bf16", 0, DEVICE))
+    tuned, side, replayed = [], torch.cuda.Stream(), []
+    thread = threading.Thread(target=lambda: tuned.extend(kalign.tune(ops.matmul, a, b)))
+    thread.start()
+    while thread.is_alive() or not replayed:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            captured = ops.rms_norm(x, w)
+        graph.replay()
+        replayed.append(torch.equal(captured, expected))
+    thread.join()
+    assert all(replayed)
+    assert [found.how for found in tuned] == ["tuned"]
+
+
+def test_tuning_on_a_side_stream_is_timed_there(here):
+    """Tuning on a stream that has work to do ahead of it decides as on an idle one, and leaves that stream current."""
+    x, w = (t.detach() for t in ops.rms_norm.inputs({"T": 4096, "H": 4096}, "bf16", 0, DEVICE))
+    (idle,) = kalign.tune(ops.rms_norm, x, w)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        (busy,) = kalign.tune(ops.rms_norm, x, w, retune=True)
+        assert torch.cuda.current_stream() == side
+    assert busy.entry.cold_us < 2 * idle.entry.cold_us
 
 
 def test_launch_hook_sees_every_launch(here):
