@@ -21,7 +21,7 @@ from kalign_core import context, settings
 from kalign_core.cache.base import Store
 from kalign_core.cache.key import entry_key
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NoMemory, NotTunable
+from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NotNow, NotTunable
 from kalign_core.hal.base import Launch, Platform
 from kalign_core.launch import Site
 from kalign_core.observer import DeviceFacts, KnownDevices, Observer, Recorded, Settled, Shortages
@@ -277,7 +277,7 @@ class Session:
             return (report.entry.config if report.entry else None), True
         except (NotTunable, CandidateFailed) as error:
             self.observer.gave_up(kernel, problem, str(error))
-            is_passing = isinstance(error, NoMemory) and self._shortages.met(token)
+            is_passing = isinstance(error, NotNow) and self._shortages.met(token)
             self.say(f"{kernel} stays with its reference{' for now' if is_passing else ''}: {error}")
             if not is_passing:
                 self._settled[token] = Settled(None, error.what)

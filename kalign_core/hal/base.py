@@ -33,6 +33,11 @@ is current or somebody listens to launches.
 """
 
 
+def met_a_capture(text: str) -> bool:
+    """Whether an error of this text is a graph's that some thread captures: it forbids the others to wait for it."""
+    return any(words in text for words in ("stream is capturing", "error during capture"))
+
+
 class Sampler(ABC):
     """One candidate made ready to be timed: replaying it costs no Python per launch."""
 
@@ -95,7 +100,11 @@ class Platform(ABC):
 
     @abstractmethod
     def synchronize(self, device: int) -> None:
-        """Wait until the device is idle; raises ``DeviceLost`` where it reports an error that sticks."""
+        """Wait until the device is idle.
+
+        Raises ``DeviceLost`` where it reports an error that sticks, ``NotNow`` where a graph that is being captured
+        forbids to wait.
+        """
 
     def condition(self, device: int) -> Condition:
         """Clocks, temperature, throttling and foreign processes, as far as they can be read. Never raises."""

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.declare import lower
-from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform
-from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer
+from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform, NotNow
+from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer, met_a_capture
 from kalign_core.hal.binding import grid_lookup
 from kalign_core.records import Problem
 
@@ -68,6 +68,12 @@ class TorchGpuPlatform(Platform):
         try:
             torch.cuda.synchronize(device)
         except RuntimeError as error:
+            if met_a_capture(str(error)):
+                raise NotNow(
+                    f"device {device} cannot be waited for: another thread captures a graph",
+                    why="waiting for a device includes every stream, and one that is captured does not run",
+                    fix="kalign tune, or kalign.warmup before graphs are captured",
+                ) from error
             raise DeviceLost(
                 f"device {device} reports {error}".splitlines()[0],
                 why="an error of this kind stays until the process ends, so nothing more is tuned here",

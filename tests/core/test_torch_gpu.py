@@ -14,7 +14,7 @@ import torch
 
 import kalign_core as kalign
 from kalign_core.cache.base import MemoryStore
-from kalign_core.errors import CandidateFailed
+from kalign_core.errors import CandidateFailed, DeviceLost, NotNow
 from kalign_core.hal import torch_gpu, triton_compat
 from kalign_core.hal.replay import IDENTITY, MODEL
 from kalign_core.hal.torch_gpu import GraphTimer, TorchGpuPlatform
@@ -155,6 +155,27 @@ def test_nothing_is_unloaded_during_a_capture(platform: Hosted) -> None:
     platform.captures = False
     platform.tried(FASTER)
     assert platform.alive() == [FASTER]
+
+
+@pytest.mark.parametrize(
+    ("says", "kind"),
+    [
+        ("CUDA error: an illegal memory access was encountered", DeviceLost),
+        ("CUDA error: operation not permitted when stream is capturing", NotNow),
+        ("CUDA error: operation failed due to a previous error during capture", NotNow),
+    ],
+)
+def test_a_capture_elsewhere_is_no_lost_device(
+    platform: Hosted, monkeypatch: pytest.MonkeyPatch, says: str, kind: type[Exception]
+) -> None:
+    """A device that cannot be waited for because another thread captures a graph is as well as ever."""
+
+    def refuse(device: int) -> None:
+        raise RuntimeError(f"{says}\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", refuse)
+    with pytest.raises(kind):
+        platform.synchronize(0)
 
 
 # --- capturing what is timed --------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from kalign_core.declare import Lowered, lower
+from kalign_core.errors import DeviceLost, NotNow
 from kalign_core.records import Refutation, Toolchain
 from kalign_core.tuner.failure_file import MOST, Failure, FailureFile
-from kalign_core.tuner.failures import Failures, Fallen, Watched, timeout_s
+from kalign_core.tuner.failures import Failures, Fallen, Guarded, Watched, timeout_s
 from tests.core.tuner_samples import BEST, REFERENCE, SECOND, Bed, double_kernel, key, problem, winner_of
 
 TARGET = "scripted:scripted"
@@ -69,9 +70,10 @@ def test_other_code_is_another_candidate(decisions: Path, changed: str) -> None:
     assert recalled(decisions, made=dataclasses.replace(key(), **{changed: value})) is None
 
 
-def test_what_is_passing_is_not_written(decisions: Path) -> None:
-    """Memory that ran out is no fault of the candidate."""
-    learned(decisions, "RuntimeError: Triton Error [CUDA]: out of memory")
+@pytest.mark.parametrize("what", ["out of memory", "operation not permitted when stream is capturing"])
+def test_what_is_passing_is_not_written(decisions: Path, what: str) -> None:
+    """Memory that ran out, or a graph that some thread captured, is no fault of the candidate."""
+    learned(decisions, f"RuntimeError: Triton Error [CUDA]: {what}")
     assert recalled(decisions) is None
     assert list(decisions.parent.iterdir()) == []
 
@@ -201,6 +203,19 @@ def test_the_file_does_not_grow_without_end(decisions: Path) -> None:
 def test_timeouts_are_told_by_their_words(text: str, seconds: float | None) -> None:
     """A failure that is a deadline says so first, with its seconds."""
     assert timeout_s(text) == seconds
+
+
+@pytest.mark.parametrize("error", [DeviceLost("gone"), NotNow("another thread captures"), KeyboardInterrupt()])
+def test_what_is_no_matter_of_the_launch_passes_it(error: BaseException) -> None:
+    """A launch that was interrupted, met a lost device or could not be waited for has not failed."""
+
+    def launch() -> None:
+        raise error
+
+    guarded = Guarded(launch)
+    with pytest.raises(type(error)):
+        guarded()
+    assert guarded.failure == ""
 
 
 # --- what cost an earlier process its life ------------------------------------------------------------------------
