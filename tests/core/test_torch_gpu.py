@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import kalign_core as kalign
 from kalign_core.cache.base import MemoryStore
 from kalign_core.errors import CandidateFailed, DeviceLost, NotNow
 from kalign_core.hal import torch_gpu, triton_compat
+from kalign_core.hal.base import Sampler
 from kalign_core.hal.replay import IDENTITY, MODEL
 from kalign_core.hal.torch_gpu import GraphTimer, TorchGpuPlatform
 from kalign_core.ops.recall import launch
@@ -181,18 +183,54 @@ def test_a_capture_elsewhere_is_no_lost_device(
 # --- capturing what is timed --------------------------------------------------------------------------------------
 
 
+class Event:
+    """Stands for a device's event."""
+
+    def __init__(self, log: list[str], number: int) -> None:
+        self._log, self._number = log, number
+
+    def record(self, *stream: Any) -> None:
+        self._log.append(f"event {self._number} on {stream or 'the current stream'}")
+
+    def synchronize(self) -> None:
+        self._log.append(f"wait for event {self._number}")
+
+    def elapsed_time(self, other: Event) -> float:
+        return 0.6
+
+
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
-    """``captured(launch)`` records ``launch`` as a timing does, on a stand-in for the device."""
-    nothing = contextlib.nullcontext()
+def log() -> list[str]:
+    """What the stand-in for the device was asked to do."""
+    return []
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Callable[[Callable[..., None]], Sampler]:
+    """``captured(launch)`` records three launches as a timing does, on a stand-in for the device."""
+    nothing, numbers = contextlib.nullcontext(), itertools.count(1)
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    graph = SimpleNamespace(capture_begin=lambda **_: None, capture_end=lambda: None, reset=lambda: None)
+    graph = SimpleNamespace(
+        capture_begin=lambda **_: None, capture_end=lambda: None,
+        reset=lambda: None, replay=lambda: log.append("replay"),
+    )  # fmt: skip
     for name, value in {
-        "CUDAGraph": lambda: graph, "Event": lambda **_: None, "Stream": lambda device: stream,
+        "CUDAGraph": lambda: graph, "Event": lambda **_: Event(log, next(numbers)), "Stream": lambda device: stream,
         "device": lambda device: nothing, "stream": lambda stream: nothing, "current_stream": lambda device: stream,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
-    return lambda launch: GraphTimer(0).sampler(launch, [()], 3).close()
+    return lambda launch: GraphTimer(0).sampler(launch, [()], 3)
+
+
+def test_a_reading_is_a_replay_between_two_events(captured: Any, log: list[str]) -> None:
+    """What is timed is the recorded launches and nothing else, on the stream that is the caller's just then."""
+    launches: list[int] = []
+    sampler = captured(lambda: launches.append(1))
+    assert (len(launches), log) == (3, [])
+    assert sampler.sample_us() == pytest.approx(200.0)
+    here = "the current stream"
+    assert log == [f"event 1 on {here}", "replay", f"event 2 on {here}", "wait for event 2"]
+    assert len(launches) == 3
 
 
 @pytest.mark.parametrize("enabled", [True, False])
