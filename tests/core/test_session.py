@@ -277,6 +277,28 @@ def test_a_decision_holds_for_its_layout_class(x: torch.Tensor, config: Config) 
         assert served(made, "read", x) == config
 
 
+VIEWS: dict[str, Callable[[], torch.Tensor]] = {
+    "dense": lambda: normals(8, 64),
+    "transposed": lambda: normals(64, 8).t(),
+    "every other row": lambda: normals(16, 64)[::2],
+    "every other column": lambda: normals(8, 128)[:, ::2],
+    "one row for all": lambda: normals(1, 64).expand(8, 64),
+    "unaligned": lambda: normals(1, 8 * 64 + 1)[0, 1:].view(8, 64),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_layout_is_tuned_as_it_lies(view: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever view an operator is given, it is tuned once, its result is right, and nothing is wrong with that."""
+    made, x = scripted(), VIEWS[view]()
+    with made.active(), kalign.using(mode="tune"):
+        got = [ops.swiglu(x, x) for _ in range(2)]
+    assert counts(made)[1] == 1
+    for result in got:
+        assert torch.allclose(result.double(), ops.swiglu.oracle(x, x), atol=1e-5)
+    assert warnings(caplog) == []
+
+
 def test_empty_tensors_never_tune() -> None:
     """A call without rows or columns is answered in every mode, and leaves no entry and no look-up."""
     made = scripted()
