@@ -16,7 +16,7 @@ import kalign_core as kalign
 from kalign_core.cache.files import locked
 from kalign_core.cache.toml_store import TomlStore
 from kalign_core.hal.replay import IDENTITY, ReplayPlatform, Script
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 from kalign_core.records import Config
 from kalign_core.session import Session
 from kalign_core.settings import Settings

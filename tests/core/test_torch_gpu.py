@@ -20,7 +20,7 @@ from kalign_core.hal import torch_gpu, triton_compat
 from kalign_core.hal.base import Sampler
 from kalign_core.hal.replay import IDENTITY, MODEL
 from kalign_core.hal.torch_gpu import GraphTimer, TorchGpuPlatform
-from kalign_core.ops.recall import launch
+from kalign_core.ops.noting import launch
 from kalign_core.records import Config, DeviceModel, Identity, Problem, Toolchain
 from kalign_core.session import Session
 from tests.core.scripted import FASTER, SCALE_REFERENCE, X, scale_kernel, scale_problem, store_winner
