@@ -13,7 +13,6 @@ from tests.core.pinned import PinnedPlatform, Scaled
 from tests.core.scripted import CountingStore, scripted
 from tests.core.tune_process import PLUGIN, Place
 
-
 # How fast a machine is, or how busy, is no property of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
