@@ -98,8 +98,12 @@ class NotTunable(KalignError, RuntimeError):
     """A kernel that must not be tuned: its reference disagrees with itself, or writes what it did not declare."""
 
 
-class NoMemory(NotTunable):
-    """Memory ran out while a kernel was tuned: says nothing of the kernel, and another time it may go well."""
+class NotNow(NotTunable):
+    """The moment was wrong to tune a kernel: says nothing of the kernel, and another time it may go well."""
+
+
+class NoMemory(NotNow):
+    """Memory ran out while a kernel was tuned."""
 
 
 class CandidateFailed(KalignError, RuntimeError):

@@ -6,15 +6,18 @@ torch nor triton.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kalign_core.cache.fingerprint import counted
 from kalign_core.declare import Kernel
 from kalign_core.records import Config, DeviceModel, Entry, Identity, Problem, Toolchain
 
 if TYPE_CHECKING:
+    from kalign_core.hal.base import Platform
     from kalign_core.tuner.failures import Watched
     from kalign_core.tuner.loop import Effort, Progress, Report
 
@@ -29,6 +32,30 @@ class DeviceFacts:
     identity: Identity
     toolchain: Toolchain
     model: DeviceModel
+
+
+class KnownDevices:
+    """What is known of each device of ``platform()``, read when first asked for.
+
+    Read again once a variable that may change compiled code is another: compilers look at it anew each time, and what
+    they make from then on must not pass for what they made before. ``variables`` are the process's.
+    """
+
+    def __init__(self, platform: Callable[[], Platform], variables: Mapping[str, str] = os.environ) -> None:
+        self._platform, self._variables = platform, variables
+        self._counted = counted(variables)
+        self._facts: dict[int, DeviceFacts] = {}
+
+    def __getitem__(self, device: int) -> DeviceFacts:
+        now = counted(self._variables)
+        if now != self._counted:
+            self._counted, self._facts = now, {}
+        found = self._facts.get(device)
+        if found is None:
+            platform = self._platform()
+            found = DeviceFacts(platform.identity(device), platform.toolchain(device), platform.model(device))
+            self._facts[device] = found
+        return found
 
 
 @dataclass(frozen=True, slots=True)

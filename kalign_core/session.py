@@ -21,10 +21,10 @@ from kalign_core import context, settings
 from kalign_core.cache.base import Store
 from kalign_core.cache.key import entry_key
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NoMemory, NotTunable
+from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NotNow, NotTunable
 from kalign_core.hal.base import Launch, Platform
 from kalign_core.launch import Site
-from kalign_core.observer import DeviceFacts, Observer, Recorded, Settled, Shortages
+from kalign_core.observer import DeviceFacts, KnownDevices, Observer, Recorded, Settled, Shortages
 from kalign_core.plugins import Plugins
 from kalign_core.problems import problem_of
 from kalign_core.records import Config, Entry, EntryKey, Problem
@@ -50,7 +50,7 @@ class Session:
         self.settings = configuration or settings.read()
         self._platform, self._plugins, self._store = platform, plugins, store
         self._pool: CompilePool | None = None
-        self._facts: dict[int, DeviceFacts] = {}
+        self._devices = KnownDevices(lambda: self.platform)
         self._sites: dict[Kernel, Site] = {}
         self._tuning: set[tuple[EntryKey, int]] = set()
         self._settled: dict[tuple[EntryKey, int], Settled] = {}
@@ -119,12 +119,7 @@ class Session:
 
     def facts(self, device: int) -> DeviceFacts:
         """Identity, toolchain and limits of ``device``."""
-        found = self._facts.get(device)
-        if found is None:
-            platform = self.platform
-            found = DeviceFacts(platform.identity(device), platform.toolchain(device), platform.model(device))
-            self._facts[device] = found
-        return found
+        return self._devices[device]
 
     def site(self, kernel: Kernel) -> Site:
         """Where ``kernel`` is launched in this session."""
@@ -168,16 +163,16 @@ class Session:
             return _launch_nothing, False
         reference = kernel.reference_config(problem)
         if call.mode == "off":
-            return self.platform.launcher(kernel, problem, reference, args), True
+            return self._launcher(kernel, problem, reference, args), True
         if not all(size for _, size in problem.dims):
-            return self.platform.launcher(kernel, problem, reference, args), False  # empty: nothing to tune
+            return self._launcher(kernel, problem, reference, args), False  # empty: nothing to tune
         config, keep = self._configuration(kernel, problem, device, call.mode)
         if config is not None and config != reference:
             try:
-                return self.platform.launcher(kernel, problem, config, args), keep
+                return self._launcher(kernel, problem, config, args), keep
             except CandidateFailed as error:
                 self.say(f"{kernel}: the stored launch {config} failed ({error.what}); using the reference")
-        return self.platform.launcher(kernel, problem, reference, args), keep
+        return self._launcher(kernel, problem, reference, args), keep
 
     def recover(self, site: Site, call: context.Call, args: Sequence[Any], error: CandidateFailed) -> Launch:
         """Launch the reference after another launch failed on ``args``, and give it to be remembered instead.
@@ -185,9 +180,15 @@ class Session:
         Raises ``CandidateFailed`` where the reference fails as well.
         """
         problem = problem_of(site.kernel, args, call.phase)
-        launch = self.platform.launcher(site.kernel, problem, site.kernel.reference_config(problem), args)
+        launch = self._launcher(site.kernel, problem, site.kernel.reference_config(problem), args)
         launch(*args)
         self.say(f"{site.kernel}: a launch failed ({error.what}); using the reference")
+        return launch
+
+    def _launcher(self, kernel: Kernel, problem: Problem, config: Config, args: Sequence[Any]) -> Launch:
+        """A launch for callers, and for graphs that they capture: what it launches stays loaded."""
+        launch = self.platform.launcher(kernel, problem, config, args)
+        getattr(launch, "keep", lambda: None)()
         return launch
 
     def lookup(self, kernel: Kernel, problem: Problem, device: int) -> Entry | None:
@@ -276,7 +277,7 @@ class Session:
             return (report.entry.config if report.entry else None), True
         except (NotTunable, CandidateFailed) as error:
             self.observer.gave_up(kernel, problem, str(error))
-            is_passing = isinstance(error, NoMemory) and self._shortages.met(token)
+            is_passing = isinstance(error, NotNow) and self._shortages.met(token)
             self.say(f"{kernel} stays with its reference{' for now' if is_passing else ''}: {error}")
             if not is_passing:
                 self._settled[token] = Settled(None, error.what)

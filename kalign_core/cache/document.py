@@ -23,6 +23,7 @@ from kalign_core.cache.entry_text import (
     decode,
     entry_lines,
     entry_of,
+    kernel_line,
     key_lines,
     key_part,
     split_check,
@@ -72,9 +73,10 @@ class Document:
                     return entry
         return None
 
-    def entries(self) -> Iterator[Entry]:
-        """Every entry that can be decoded, in the order of the file."""
-        for _, text in sorted(self.blocks.items()):
+    def entries(self, kernel: str | None = None) -> Iterator[Entry]:
+        """Every entry that can be decoded, of ``kernel`` alone where one is named, in the order of the file."""
+        begin = b"" if kernel is None else kernel_line(kernel) + b"\n"
+        for _, text in sorted(item for item in self.blocks.items() if item[0].startswith(begin)):
             try:
                 yield decode(text, self.toolchains)
             except ValueError:

@@ -67,7 +67,12 @@ def bit_flags(variables: Mapping[str, str]) -> dict[str, str]:
     Spellings of on and off are one value, files count by content, long values by digest. ``unknown``, which keeps
     decisions off the disk, stands for an override of compiled code and for a file that cannot be read.
     """
-    return {name: _fact(name, text) for name, text in sorted(variables.items()) if _counts(name, text)}
+    return {name: _fact(name, text) for name, text in counted(variables)}
+
+
+def counted(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Those of ``variables`` that ``bit_flags`` makes facts of, by name, as they are set."""
+    return tuple(sorted((name, text) for name, text in variables.items() if _counts(name, text)))
 
 
 def versions() -> dict[str, str]:

@@ -29,6 +29,7 @@ from kalign_core.cache.device_file import DeviceFile
 from kalign_core.cache.device_table import names_of
 from kalign_core.cache.document import Document
 from kalign_core.cache.entry_text import entry_lines, kernel_line, plain
+from kalign_core.cache.inspect import nearest
 from kalign_core.cache.places import cache_folder
 from kalign_core.cache.writer import Writer
 from kalign_core.records import Entry, EntryKey, Identity
@@ -41,6 +42,7 @@ LOCK_WAIT_S = 2.0
 # kill loses the decision in flight and no other; a caller that goes on at once may keep the interpreter from the thread
 # that writes for many seconds. A lock or a disk that takes longer is not waited for.
 PUT_WAITS_S = 0.5
+MOST_DIFFERENCES = 4
 
 
 @dataclass(slots=True)
@@ -49,8 +51,8 @@ class _Device:
 
     ``file`` is None where nothing of the device goes to disk, ``readable`` whether the file may be used. ``found``
     answers look-ups; ``unsaved`` is still to be written. ``loaded`` counts the entries that the file had at first, by
-    the line of their kernel; ``missed`` and ``decided`` name kernels whose look-ups failed and for which this process
-    decided; ``hit`` says whether any look-up was answered.
+    the line of their kernel; ``missed`` has the first look-up that failed for each kernel, ``decided`` the kernels for
+    which this process decided; ``hit`` says whether any look-up was answered.
     """
 
     identity: Identity
@@ -60,7 +62,7 @@ class _Device:
     found: dict[EntryKey, Entry] = field(default_factory=dict)
     unsaved: dict[EntryKey, Entry] = field(default_factory=dict)
     loaded: Counter[bytes] = field(default_factory=Counter)
-    missed: set[str] = field(default_factory=set)
+    missed: dict[str, EntryKey] = field(default_factory=dict)
     decided: set[str] = field(default_factory=set)
     hit: bool = False
 
@@ -91,7 +93,7 @@ class TomlStore(Store):
         device = self._device(identity)
         entry = device.found.get(key) or self._decode(device, key)
         if entry is None:
-            device.missed.add(key.kernel)
+            device.missed.setdefault(key.kernel, key)
         else:
             device.hit = True
         return entry
@@ -284,16 +286,18 @@ class TomlStore(Store):
 
     def _tell_of_misses(self, device: _Device) -> None:
         """Warn once if this process asked for kernels that the file had entries for, and nothing was ever answered."""
-        asked = sorted(device.missed - device.decided)
-        device.missed.clear()
-        counts = {kernel: device.loaded[kernel_line(kernel)] for kernel in asked}
+        missed, device.missed = device.missed, {}
+        asked = {name: missed[name] for name in sorted(missed.keys() - device.decided)}
+        counts = {name: device.loaded[kernel_line(name)] for name in asked}
         if device.hit or device.file is None or not any(counts.values()):
             return
+        unused = [name for name, count in counts.items() if count]
         log.warning(
-            "none of the %d entries for %s in %s was used by this process; `kalign cache explain` says why",
+            "none of the %d entries for %s in %s was used by this process%s; `kalign cache explain` says more",
             sum(counts.values()),
-            ", ".join(kernel for kernel, count in counts.items() if count),
+            ", ".join(unused),
             device.file.path,
+            _why(device.document, [asked[name] for name in unused]),
         )
 
     def _begin_again(self) -> None:
@@ -304,6 +308,13 @@ class TomlStore(Store):
         for device in self._devices.values():
             device.unsaved.clear()
             device.missed.clear()
+
+
+def _why(document: Document, missed: Iterable[EntryKey]) -> str:
+    """In which fields the nearest entries differ from what was asked for, as far as a line holds."""
+    found = (nearest(document.entries(key.kernel), key) for key in missed)
+    fields = dict.fromkeys(str(difference) for near in found if near is not None for difference in near.differences)
+    return f": {'; '.join([*fields][:MOST_DIFFERENCES])}" if fields else ""
 
 
 _stores: weakref.WeakSet[TomlStore] = weakref.WeakSet()

@@ -21,6 +21,8 @@ Launch = Callable[..., None]
 """A prebound launch: called with the kernel's run-time arguments, positionally, in parameter order.
 
 One that has a method ``pin(args, numbers)`` gives a ``Pinned`` for calls like ``args``, or None if it has none to give.
+One that has a method ``keep()`` is told so that it serves callers: what it launches stays loaded until the process
+ends, though the launch itself is forgotten, because a graph that a caller captured may replay it.
 """
 
 Pinned = Callable[[Sequence[int | None]], bool]
@@ -29,6 +31,11 @@ Pinned = Callable[[Sequence[int | None]], bool]
 Whoever calls it has settled their dtype, device and alignment. It launches nothing and gives False while another device
 is current or somebody listens to launches.
 """
+
+
+def met_a_capture(text: str) -> bool:
+    """Whether an error of this text is a graph's that some thread captures: it forbids the others to wait for it."""
+    return any(words in text for words in ("stream is capturing", "error during capture"))
 
 
 class Sampler(ABC):
@@ -93,7 +100,11 @@ class Platform(ABC):
 
     @abstractmethod
     def synchronize(self, device: int) -> None:
-        """Wait until the device is idle; raises ``DeviceLost`` where it reports an error that sticks."""
+        """Wait until the device is idle.
+
+        Raises ``DeviceLost`` where it reports an error that sticks, ``NotNow`` where a graph that is being captured
+        forbids to wait.
+        """
 
     def condition(self, device: int) -> Condition:
         """Clocks, temperature, throttling and foreign processes, as far as they can be read. Never raises."""

@@ -6,13 +6,15 @@ Vendor plugins inherit and add identity, limits and toolchain. torch calls both 
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kalign_core.declare import lower
-from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform
-from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer
+from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform, NotNow
+from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer, met_a_capture
 from kalign_core.hal.binding import grid_lookup
 from kalign_core.records import Problem
 
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kalign")
 MOST_LOADED = 512
+# A device's code is unloaded with the object that holds it (Triton 3.9), which ends a capture under way and leaves a
+# captured graph without its kernels: candidates are dropped many at a time, outside of captures, and what serves never.
 _loaded: dict[Any, tuple[Any, Prebound]] = {}
+_serving: dict[Any, tuple[Any, Prebound]] = {}
 
 
 class TorchGpuPlatform(Platform):
@@ -63,6 +68,12 @@ class TorchGpuPlatform(Platform):
         try:
             torch.cuda.synchronize(device)
         except RuntimeError as error:
+            if met_a_capture(str(error)):
+                raise NotNow(
+                    f"device {device} cannot be waited for: another thread captures a graph",
+                    why="waiting for a device includes every stream, and one that is captured does not run",
+                    fix="kalign tune, or kalign.warmup before graphs are captured",
+                ) from error
             raise DeviceLost(
                 f"device {device} reports {error}".splitlines()[0],
                 why="an error of this kind stays until the process ends, so nothing more is tuned here",
@@ -96,33 +107,41 @@ class TorchGpuPlatform(Platform):
         find_grid(args)
         # Problems that differ in sizes alone often compile to one kernel: each is loaded once.
         key = (kernel, lower(kernel, problem, config), self.compile_target(device), device)
-        loaded = _loaded.get(key)
+        loaded = _serving.get(key) or _loaded.get(key)
         if loaded is None:
             with self.on(device):
                 compiled = self.compile(kernel, problem, config, device)
                 loaded = (compiled, triton_compat.Prebound(compiled))
-            if len(_loaded) >= MOST_LOADED:
+            if len(_loaded) >= MOST_LOADED and not self.capturing():
                 _loaded.clear()
             _loaded[key] = loaded
         constants = kernel.constants_for(problem, config)
         tail = tuple(constants[name] for name in kernel.constants)
-        return DeviceLaunch(*loaded, find_grid, tail, device, triton_compat.globals_guard(kernel.fn))
+        check = triton_compat.globals_guard(kernel.fn)
+        return DeviceLaunch(*loaded, find_grid, tail, device, check, partial(_serving.setdefault, key, loaded))
 
 
 class DeviceLaunch:
     """One compiled kernel bound to a device: called with the run-time arguments, on the device's current stream.
 
-    ``compiled`` is Triton's object, for reports; holding it keeps the module loaded.
+    ``compiled`` is Triton's object, for reports; holding it keeps the module loaded, ``keep()`` does so for good.
     """
 
-    __slots__ = ("_check", "_current", "_device", "_find_grid", "_prebound", "_stream", "_tail", "compiled")
+    __slots__ = ("_check", "_current", "_device", "_find_grid", "_prebound", "_stream", "_tail", "compiled", "keep")
 
     def __init__(
-        self, compiled: Any, prebound: Prebound, find_grid: Any, tail: tuple[Any, ...], device: int, check: Any
+        self,
+        compiled: Any,
+        prebound: Prebound,
+        find_grid: Any,
+        tail: tuple[Any, ...],
+        device: int,
+        check: Any,
+        keep: Callable[[], object],
     ) -> None:
         import torch
 
-        self.compiled = compiled
+        self.compiled, self.keep = compiled, keep
         self._prebound, self._find_grid, self._tail = prebound, find_grid, tail
         self._device, self._check = device, check
         self._current = torch._C._cuda_getDevice
@@ -152,6 +171,18 @@ class DeviceLaunch:
         return self._prebound.pin(self._find_grid(args), tail, self._device, self._current, self._stream)
 
 
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leave garbage alone inside the block: code that is unloaded during a capture ends it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class GraphTimer(Timer):
     """Times launches unrolled in one CUDA or HIP graph: the kernel, not its launch."""
 
@@ -173,7 +204,7 @@ class _GraphSampler(Sampler):
         with torch.cuda.device(device):
             stream = cuda.Stream(device)
             stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), _uncollected():
                 self._graph.capture_begin(capture_error_mode="thread_local")
                 try:
                     for i in range(launches):

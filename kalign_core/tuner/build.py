@@ -16,7 +16,7 @@ from kalign_core.errors import CandidateFailed, DeviceLost, NotTunable
 from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Config, EntryKey, Refutation
 from kalign_core.tuner.compile import Compiled, CompilePool, Compiling
-from kalign_core.tuner.failures import Fault, Guarded, Watched, short_of_memory, timeout_s
+from kalign_core.tuner.failures import Fault, Guarded, Watched, of_the_moment, short_of_memory, timeout_s
 from kalign_core.tuner.inert import inert_knobs
 from kalign_core.tuner.measure import Contender
 from kalign_core.tuner.report import Budget, Report
@@ -76,7 +76,7 @@ class Builder:
     def note(self, config: Config, fault: Fault, transient: bool = False) -> None:
         """Report a candidate that is out; its own fault is remembered, a fault of the moment is counted."""
         self._report(config, fault)
-        if transient or (isinstance(fault, str) and short_of_memory(fault)):
+        if transient or (isinstance(fault, str) and of_the_moment(fault)):
             self.report.transient += 1
         elif isinstance(fault, str) or fault.argument:  # a check that raised tells of the check
             lowered = lower(self.kernel, self.problem, config)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 
 from kalign_core.declare import Lowered
 from kalign_core.isolate import reason_of
@@ -153,6 +154,8 @@ class Compiling:
 class CompilePool:
     """Up to ``jobs`` workers, started when first needed and kept; ``close`` ends them.
 
+    They are started anew once this process's variables or module path are others: what they compile is to be what this
+    process would.
     ``failures`` remembers the candidates that are known to fail, for as long as the pool lives. Threads may share it.
     """
 
@@ -160,18 +163,21 @@ class CompilePool:
         self._jobs = jobs or min(MOST_WORKERS, _cores())
         self._command = command or [sys.executable, "-P", "-m", "kalign_core.tuner.worker"]
         self._idle: list[Child] = []
+        self._environment: dict[str, str] = {}
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self.failures = Failures()
 
     def start(self, jobs: Sequence[Lowered], target: Target, deadline_s: float) -> Compiling:
         """Compile ``jobs`` for ``target``, ``deadline_s`` seconds each at most; to be used in a ``with``."""
-        count = min(self._jobs, len(jobs))
+        count, environment = min(self._jobs, len(jobs)), _environment()
+        if environment != self._environment:
+            self.close()
         with self._lock:
+            self._environment = environment
             children, self._idle = self._idle[:count], self._idle[count:]
-        environment = _environment()
         children += [Child(self._command, environment) for _ in range(count - len(children))]
-        return Compiling(jobs, target, deadline_s, children, self._give_back)
+        return Compiling(jobs, target, deadline_s, children, partial(self._give_back, environment))
 
     def compile(self, jobs: Iterable[Lowered], target: Target, deadline_s: float) -> Iterator[tuple[int, Compiled]]:
         """Compile ``jobs`` side by side; gives (position, result) as each is done. Leaving early kills the rest."""
@@ -186,9 +192,13 @@ class CompilePool:
             for child in idle:
                 child.close()
 
-    def _give_back(self, children: Iterable[Child]) -> None:
+    def _give_back(self, environment: dict[str, str], children: Iterable[Child]) -> None:
         with self._lock:
-            self._idle += children
+            if environment == self._environment:
+                self._idle += children
+                return
+        for child in children:
+            child.close()
 
 
 def _cores() -> int:

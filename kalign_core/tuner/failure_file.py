@@ -1,8 +1,9 @@
 """The file that remembers, from process to process, which candidates fail on one device.
 
 It lies beside the device's decisions and is a cache of bad news: without it every start would meet the same crash
-again. Losing it costs time and never a result, so a file that is damaged or not trusted counts as empty and whatever
-goes wrong is one warning. It can be deleted at any time. Imports neither torch nor triton.
+again. Losing it costs time and never a result, so a file that is damaged or not trusted counts as empty, with one
+warning. A folder or disk that takes nothing keeps the decisions out as well, and their store is who warns of it. The
+file can be deleted at any time. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FailureFile:
         try:
             return self._content()
         except (OSError, ValueError) as error:
-            self._warn(error)
+            self._tell(error)
             return {}
 
     def add(self, failures: Mapping[str, Failure]) -> None:
@@ -57,8 +58,8 @@ class FailureFile:
             with locked(self._file, LOCK_WAIT_S):
                 known = {**self._known(), **failures}
                 publish(self._file, _text(dict(list(known.items())[-MOST:])))
-        except (OSError, ValueError) as error:  # TimeoutError is an OSError
-            self._warn(error)
+        except Exception as error:  # noqa: BLE001  # a tuning ends here, whose decision no disk may take away
+            self._tell(error)
 
     def _known(self) -> dict[str, Failure]:
         """What the file holds; a damaged one is written anew."""
@@ -70,16 +71,22 @@ class FailureFile:
     def _content(self) -> dict[str, Failure]:
         text = read_trusted(self._file)
         found = parse(text) if text else {}
-        return {digest: _failure(table) for digest, table in found.items() if isinstance(table, dict)}
+        return {digest: _failure(table) for digest, table in found.items() if _is_whole(table)}
 
-    def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
-            log.warning("failed candidates are not remembered in %s: %s", self._file, error)
+    def _tell(self, error: Exception) -> None:
+        is_ours = isinstance(error, ValueError) or getattr(error, "filename", None) == str(self._file)
+        level = logging.WARNING if is_ours and not self._warned else logging.INFO
+        log.log(level, "failed candidates are not remembered in %s: %s", self._file, error)
+        self._warned |= is_ours
 
 
-def _failure(table: Mapping[str, Any]) -> Failure:
-    return Failure(*(str(table.get(name, "")) for name in _FIELDS))
+def _is_whole(table: Any) -> bool:
+    """Whether every field is there: the last table of a file that was cut short may lack its reason."""
+    return isinstance(table, dict) and all(isinstance(table.get(name), str) for name in _FIELDS)
+
+
+def _failure(table: Mapping[str, str]) -> Failure:
+    return Failure(*(table[name] for name in _FIELDS))
 
 
 def _text(failures: Mapping[str, Failure]) -> bytes:

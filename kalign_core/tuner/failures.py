@@ -2,8 +2,8 @@
 
 A candidate's own fault (it does not compile, cannot be launched, takes its process or the device along, writes other
 bytes) is remembered under the code that failed, so that no other problem pays for it again; what is no matter of bytes
-is kept in a file too, so that no other process does. A fault of the moment (a compile's deadline, no memory) says
-nothing of the candidate and is not remembered. Imports neither torch nor triton.
+is kept in a file too, so that no other process does. A fault of the moment (a compile's deadline, no memory, a graph
+that another thread captures) says nothing of the candidate and is not remembered. Imports neither torch nor triton.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kalign_core.declare import Lowered
-from kalign_core.errors import CandidateFailed, DeviceLost
+from kalign_core.errors import CandidateFailed, DeviceLost, NotNow
+from kalign_core.hal.base import met_a_capture
 from kalign_core.isolate import reason_of
 from kalign_core.records import Config, EntryKey, Refutation, join_facts
 from kalign_core.tuner.failure_file import Failure, FailureFile
@@ -35,6 +36,11 @@ _DIGITS = 16
 def short_of_memory(text: str) -> bool:
     """Whether an error of this text was memory that ran out, on the device or on the host."""
     return any(words in text.lower() for words in _NO_MEMORY)
+
+
+def of_the_moment(text: str) -> bool:
+    """Whether an error of this text says nothing of whoever met it: memory ran out, or a graph was being captured."""
+    return short_of_memory(text) or met_a_capture(text)
 
 
 def timeout_s(text: str) -> float | None:
@@ -66,7 +72,7 @@ class Watched:
 class Guarded:
     """A launch that fails in one way only: whatever it raises becomes ``CandidateFailed``, kept in ``failure``.
 
-    A lost device and Ctrl-C pass as they are. Attributes are those of the launch within.
+    A lost device, a wrong moment and Ctrl-C pass as they are. Attributes are those of the launch within.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -76,7 +82,7 @@ class Guarded:
     def __call__(self, *args: Any) -> None:
         try:
             self._launch(*args)
-        except (KeyboardInterrupt, DeviceLost):
+        except (KeyboardInterrupt, DeviceLost, NotNow):
             raise
         except BaseException as error:
             self.failure = error.what if isinstance(error, CandidateFailed) else reason_of(error)
@@ -127,7 +133,7 @@ class Failures:
         if isinstance(fault, Refutation):
             with self._lock:
                 self._refuted[digest] = fault
-        elif not short_of_memory(fault):
+        elif not of_the_moment(fault):
             code = join_facts((*lowered.options, *((f"argument{at}", value) for at, value in lowered.constants)))
             with self._lock:
                 self._failed[digest] = self._new[digest] = Failure(key.kernel, code, fault)

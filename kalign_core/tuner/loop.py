@@ -22,8 +22,8 @@ import torch
 
 from kalign_core.cache.key import at_edge
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotTunable, UnknownName
-from kalign_core.hal.base import Platform
+from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotNow, NotTunable, UnknownName
+from kalign_core.hal.base import Platform, met_a_capture
 from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Condition, Config, Entry, EntryKey, Problem, StrategyRecord, Tally, join_facts
 from kalign_core.tuner import search
@@ -89,13 +89,11 @@ class Tuning:
                 self.platform.synchronize(self.device)
             return report
         except NotTunable as error:
-            if short_of_memory(str(error)) and not isinstance(error, NoMemory):
-                raise NoMemory(error.what, why=error.why, fix=error.fix) from error
-            raise
+            raise _of_its_moment(error) from error.__cause__
         except DeviceLost as error:
             raise DeviceLost(f"{error.what} while {self.kernel} was tuned", why=error.why, fix=error.fix) from error
         except Exception as error:
-            raise self._given_up(error) from error
+            raise _of_its_moment(self._given_up(error)) from error
         finally:
             self.pool.failures.flush()
 
@@ -325,6 +323,13 @@ class Tuning:
         return NotTunable(
             f"tuning {self.kernel} ended with {reason}", why="a fault of tuning must not become one of the call"
         )
+
+
+def _of_its_moment(error: NotTunable) -> NotTunable:
+    """``error``, as one that may be gone another time where its words say so."""
+    text = str(error)
+    kind = NoMemory if short_of_memory(text) else NotNow if met_a_capture(text) else NotTunable
+    return error if isinstance(error, kind) else kind(error.what, why=error.why, fix=error.fix)
 
 
 def _leaders(find: Callable[[search.Race], Iterable[Contender]], race: search.Race) -> list[Contender]:

@@ -5,7 +5,8 @@ itself under other layouts. Quick suites run while tuning and ask only for what 
 ones run from the command line, bind that code again for other layouts and widths, and take their time.
 
 ``SUITE`` names the cases. It changes whenever a case, a family or what a digest covers changes, in whatever way:
-digests of two suites are never compared, and decisions taken under another suite are taken anew.
+digests of two suites are never compared, and decisions taken under another suite are taken anew. A timer or a rule of
+decision that was found to rank wrongly is a reason as well: what it decided is to be measured again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Makes the tensors of a case: which numbers stand where, whatever the layout.
 
 A row of the kernel's problem is a row of the hash, and a sum runs along the hash's columns, so that the same row can be
-made again alone, elsewhere, transposed or in other company, and order probes meet the axis that is added along.
+made again alone, elsewhere, transposed or in other company, and order probes meet the axis that is added along. Rows
+that are one row in memory are the hash's first, in whatever company.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Maker:
         """The tensor ``arg`` of ``case``; ``rows`` says which rows those of ``problem`` are."""
         role = self._kernel.args[arg.name]
         buffer = empty(self._kernel, problem, arg, self._device, POISON)
-        ordered, has_rows = self._ordered(buffer.view, role)
+        ordered, has_rows = self._ordered(_distinct(buffer.view), arg, role)
         if rows is None or not has_rows:
             rows = Rows(torch.arange(ordered.shape[0], dtype=torch.int32), self._device)
         columns = max(ordered[0].numel(), 1) if len(rows) else 1
@@ -128,8 +129,8 @@ class Maker:
         step = max(1, self._block_elements // columns)
         return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
-    def _ordered(self, view: torch.Tensor, role: Role) -> tuple[torch.Tensor, bool]:
-        """``view`` with the axis of rows first and the axis that is added along last, and whether it has rows.
+    def _ordered(self, view: torch.Tensor, arg: Argument, role: Role) -> tuple[torch.Tensor, bool]:
+        """``view`` with the axis of rows first and the axis that is added along last, and whether its rows differ.
 
         A vector without an axis of rows becomes one row.
         """
@@ -142,7 +143,8 @@ class Maker:
             axes.remove(first)
             axes.insert(0, first)
         ordered = view.permute(axes)
-        return (ordered if has_rows or ordered.dim() > 1 else ordered.unsqueeze(0)), has_rows
+        differ = has_rows and arg.strides[axes[0]] != 0
+        return (ordered if has_rows or ordered.dim() > 1 else ordered.unsqueeze(0)), differ
 
     def _block(self, case: Case, problem: Problem, role: Role, request: Request) -> torch.Tensor:
         if role.kind == "index":
@@ -174,6 +176,14 @@ class Maker:
         else:
             known = ", ".join((*NEIGHBOURS, "reseeded"))
             raise BadArgument(f"a case has {case.neighbours!r} neighbours", why=f"rows are replaced by {known}")
+
+
+def _distinct(view: torch.Tensor) -> torch.Tensor:
+    """The elements of ``view`` that have memory of their own: of axes without a stride, the first place."""
+    for axis, stride in enumerate(view.stride()):
+        if stride == 0 and view.shape[axis] > 1:
+            view = view.narrow(axis, 0, 1)
+    return view
 
 
 def _contracted(kernel: Kernel) -> frozenset[str]:

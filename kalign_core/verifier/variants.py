@@ -133,7 +133,7 @@ def _unaligned(kernel: Kernel, problem: Problem, arg: Argument) -> Argument:
 
 
 def _transposed(kernel: Kernel, problem: Problem, arg: Argument) -> Argument:
-    if len(arg.strides) != 2 or len(_free_axes(kernel, arg)) != 2:
+    if len(arg.strides) != 2 or len(_free_axes(kernel, arg)) != 2 or 0 in arg.strides:
         return arg
     rows, columns = (axis_size(axis, dict(problem.dims)) for axis in kernel.args[arg.name].shape)
     return replace(arg, strides=(1, rows) if arg.strides[1] == 1 and columns > 1 else (columns, 1))

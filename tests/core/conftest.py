@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kalign_core.hal import torch_compat
 from kalign_core.session import Session
 from tests.core.pinned import PinnedPlatform, Scaled
 from tests.core.scripted import CountingStore, scripted
 from tests.core.tune_process import PLUGIN, Place
+
+# How fast a machine is, or how busy, is no property of what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="module")

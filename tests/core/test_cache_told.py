@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tests.core.cache_samples import DEVICE, entry, kept, key, store_in
+from kalign_core.records import Toolchain
+from tests.core.cache_samples import DEVICE, TOOLCHAIN, entry, kept, key, store_in
 
 
 @pytest.fixture
@@ -36,6 +37,25 @@ def test_entries_that_nothing_hit_are_told_of_at_the_end(folder, warnings):
     store.lookup(DEVICE, key(2))
     assert [w.startswith("none of the 1 entries for scale_rows in ") for w in told_of(store, warnings)] == [True]
     assert told_of(store, warnings) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"toolchain": Toolchain.of(**{**dict(TOOLCHAIN.facts), "driver": "590.1"})},
+            ": toolchain.driver is 580.159.04, here it is 590.1;",
+        ),
+        ({"source": "changed", "suite": "2027"}, ": source is 9c1e000000000000, here it is changed; suite is "),
+    ],
+)
+def test_the_fields_that_differ_are_named(folder, warnings, changes, told):
+    """The warning says in which fields the nearest entry is another than the one that was asked for."""
+    kept(store_in(folder), DEVICE, entry(1))
+    store = store_in(folder)
+    store.lookup(DEVICE, key(1, **changes))
+    (warning,) = told_of(store, warnings)
+    assert told in warning
 
 
 def test_one_hit_is_enough(folder, warnings):

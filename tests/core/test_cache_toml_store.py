@@ -170,16 +170,19 @@ def test_a_field_that_is_gone_matches_nothing(folder, lost):
     assert store_in(folder).lookup(dataclasses.replace(DEVICE, must_match=lost), key(1)) is None
 
 
-def test_two_environments_keep_their_own(folder):
-    """Two toolchains that write into one file in turn each hit their own entries, before and after the other's."""
-    newer = key(1, toolchain=Toolchain.of(**{**dict(TOOLCHAIN.facts), "driver": "590.1"}))
-    kept(store_in(folder), DEVICE, entry(1))
+@pytest.mark.parametrize("changes", [{"driver": "590.1"}, {"driver": ""}, {"TRITON_NEW_FLAG": "1"}], ids=str)
+def test_two_environments_keep_their_own(folder, changes):
+    """Toolchains that differ in a fact, or in which facts there are, each hit their own entries and no others."""
+    there = Toolchain.of(**{**dict(TOOLCHAIN.facts), **changes})
+    for number in (1, 2, 3):
+        kept(store_in(folder), DEVICE, entry(number))
     other = store_in(folder)
-    assert other.lookup(DEVICE, newer) is None
-    kept(other, DEVICE, entry(1, key=newer, config=Config(num_warps=16)))
+    assert [other.lookup(DEVICE, key(n, toolchain=there)) for n in (1, 2, 3)] == [None] * 3
+    own = entry(1, key=key(1, toolchain=there), config=Config(num_warps=16))
+    kept(other, DEVICE, own)
     again = store_in(folder)
-    assert again.lookup(DEVICE, key(1)) == entry(1)
-    assert again.lookup(DEVICE, newer).config == Config(num_warps=16)
+    assert [again.lookup(DEVICE, key(n)) for n in (1, 2, 3)] == [entry(1), entry(2), entry(3)]
+    assert [again.lookup(DEVICE, key(n, toolchain=there)) for n in (1, 2, 3)] == [own, None, None]
 
 
 def test_what_is_only_recorded_is_not_compared(folder):

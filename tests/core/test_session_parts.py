@@ -16,9 +16,12 @@ import torch
 import kalign_core as kalign
 from kalign_core import hal, session
 from kalign_core.cache.base import MemoryStore
+from kalign_core.cache.fingerprint import bit_flags
+from kalign_core.hal.cpu import CpuPlatform
+from kalign_core.hal.replay import ReplayPlatform
 from kalign_core.hookspecs import hookimpl
 from kalign_core.plugins import Plugins
-from kalign_core.records import Entry, StoreRecord
+from kalign_core.records import Entry, StoreRecord, Toolchain
 from kalign_core.session import Session
 from tests.core.scripted import (
     FASTER,
@@ -31,6 +34,7 @@ from tests.core.scripted import (
     prefers,
     scale,
     scale_kernel,
+    scale_problem,
     scripted,
     served,
     store_winner,
@@ -155,6 +159,40 @@ def test_device_facts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for width in (8, 16):
         served(made, "read", normals(3, width))
     assert asked == [-1]
+
+
+class FromEnvironment(ReplayPlatform):
+    """A scripted platform whose toolchain follows the process's variables, as a compiler's does."""
+
+    def toolchain(self, device: int) -> Toolchain:
+        return Toolchain.of(triton="scripted", **bit_flags(os.environ))
+
+
+def test_a_variable_that_changes_code_is_seen_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision is no answer while a variable that the compiler reads is another than when it was taken."""
+    made = Session(platform=FromEnvironment(), store=MemoryStore())
+    store_winner(made, X)
+    found = [served(made, "read")]
+    for change in (lambda: monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0"), monkeypatch.undo):
+        change()
+        made.forget()
+        found.append(served(made, "read"))
+    assert found == [FASTER, SCALE_REFERENCE, FASTER]
+
+
+def test_switches_that_reach_no_kernel_are_in_no_key() -> None:
+    """torch's own choice of a product's precision makes no other key: kernels say theirs themselves."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.get_float32_matmul_precision()
+    keys = [Session(platform=CpuPlatform()).key(scale_kernel, scale_problem(), -1)]
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = not before[0]
+        keys.append(Session(platform=CpuPlatform()).key(scale_kernel, scale_problem(), -1))
+        torch.set_float32_matmul_precision("medium")
+        keys.append(Session(platform=CpuPlatform()).key(scale_kernel, scale_problem(), -1))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before[0]
+        torch.set_float32_matmul_precision(before[1])
+    assert keys == keys[:1] * 3
 
 
 def test_sessions_nest() -> None:

@@ -256,7 +256,7 @@ def test_a_kernel_that_reads_globals_is_not_pinned(behind: Any, monkeypatch: pyt
     for name in ("_cuda_getDevice", "_cuda_getCurrentRawStream"):
         monkeypatch.setattr(torch._C, name, lambda *device: 3, raising=False)
     run, checked = Run(), []
-    made = {check: DeviceLaunch(None, Prebound(compiled(run)), lambda args: GRID, TAIL, 3, check)
+    made = {check: DeviceLaunch(None, Prebound(compiled(run)), lambda args: GRID, TAIL, 3, check, lambda: None)
             for check in (None, lambda: checked.append(1))}  # fmt: skip
     assert [launch.pin((1, 40), (40,)) is None for launch in made.values()] == [False, True]
     for launch in made.values():

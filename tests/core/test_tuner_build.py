@@ -123,6 +123,20 @@ def test_a_crash_is_remembered_and_a_deadline_is_not(here: Bed, plan: Any) -> No
     assert winner_of(again) == SECOND
 
 
+def test_the_next_process_does_not_meet_the_same_crash(here: Bed, plan: Any, pool: CompilePool, tmp_path: Path) -> None:
+    """A candidate that crashed its compiler in one process is out in the next one too, which compiles the others."""
+    plan({"4=128": "abort"})
+    pool.failures.keep_in(tmp_path / "scripted.toml")
+    first = here.tune(effort=QUICK)
+    plan({"4=128": "sleep"})  # were one of them compiled again, it would be late
+    other = CompilePool(2, FAKE_WORKER)
+    other.failures.keep_in(tmp_path / "scripted.toml")
+    again = Bed(here.script, pool=other).tune(effort=QUICK)
+    other.close()
+    assert reasons(first) == {"the compiler died of SIGABRT: LLVM ERROR: no layout for this tile"}
+    assert (len(first.failed), again.failed, winner_of(again)) == (4, first.failed, SECOND)
+
+
 def test_what_does_not_fit_the_device_is_refused(here: Bed, plan: Any) -> None:
     """Shared memory is known from the compiled code, before any launch."""
     plan({"num_warps=2": "large"})

@@ -121,6 +121,23 @@ def test_a_worker_is_kept(pool: CompilePool, pids: Callable[[], list[int]]) -> N
     assert len(numbers) == 1
 
 
+@pytest.mark.parametrize("name", ["TRITON_DEFAULT_FP_FUSION", "TRITON_CACHE_DIR", "PYTHONPATH"])
+def test_workers_follow_the_environment(
+    pool: CompilePool, pids: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """After a variable or the module path changed another process compiles, and the one before is gone."""
+    with pool.start([job("before")], TARGET, LONG) as compiling:
+        assert len(list(compiling.results())) == 1
+        if name == "PYTHONPATH":
+            monkeypatch.syspath_prepend("/somewhere/else")
+        else:
+            monkeypatch.setenv(name, "changed")
+        (during,) = compiled(pool, "during")
+    (after,) = compiled(pool, "after")
+    assert (len(pids()), after.num_warps) == (2, during.num_warps)
+    assert wait_until(lambda: not alive(pids()[0]))
+
+
 def test_workers_end_with_their_pool(pids: Callable[[], list[int]]) -> None:
     """Closing the pool leaves no process."""
     pool = CompilePool(2, FAKE)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 
 from kalign_core.declare import Lowered, lower
+from kalign_core.errors import DeviceLost, NotNow
 from kalign_core.records import Refutation, Toolchain
 from kalign_core.tuner.failure_file import MOST, Failure, FailureFile
-from kalign_core.tuner.failures import Failures, Fallen, Watched, timeout_s
+from kalign_core.tuner.failures import Failures, Fallen, Guarded, Watched, timeout_s
 from tests.core.tuner_samples import BEST, REFERENCE, SECOND, Bed, double_kernel, key, problem, winner_of
 
 TARGET = "scripted:scripted"
@@ -67,9 +70,10 @@ def test_other_code_is_another_candidate(decisions: Path, changed: str) -> None:
     assert recalled(decisions, made=dataclasses.replace(key(), **{changed: value})) is None
 
 
-def test_what_is_passing_is_not_written(decisions: Path) -> None:
-    """Memory that ran out is no fault of the candidate."""
-    learned(decisions, "RuntimeError: Triton Error [CUDA]: out of memory")
+@pytest.mark.parametrize("what", ["out of memory", "operation not permitted when stream is capturing"])
+def test_what_is_passing_is_not_written(decisions: Path, what: str) -> None:
+    """Memory that ran out, or a graph that some thread captured, is no fault of the candidate."""
+    learned(decisions, f"RuntimeError: Triton Error [CUDA]: {what}")
     assert recalled(decisions) is None
     assert list(decisions.parent.iterdir()) == []
 
@@ -134,15 +138,53 @@ def test_a_file_that_is_not_trusted_is_not_read(decisions: Path, caplog: pytest.
     assert ["chmod go-w" in text for text in caplog.messages] == [True]
 
 
-def test_a_disk_that_does_not_take_it_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where failures cannot be written one warning says so, and they are known to this process."""
-    (tmp_path / "no folder").touch()
-    failures = kept_in(tmp_path / "no folder" / "scripted-1.toml")
-    for reason in ("one", "two"):
-        failures.remember(key(), TARGET, lowered(), reason)
+def test_a_file_that_is_cut_gives_no_candidate_another_reason(decisions: Path) -> None:
+    """Cut anywhere, the file gives failures as they were written or not at all."""
+    learned(decisions, "PTXASError: register allocation failed", "timeout at 5 s on the device")
+    file = decisions.with_name("scripted-1.failures.toml")
+    content, whole = file.read_bytes(), FailureFile(decisions).read()
+    for length in range(len(content)):
+        file.write_bytes(content[:length])
+        assert FailureFile(decisions).read().items() <= whole.items()
+
+
+NOT_WRITTEN = {
+    "os.replace": OSError(errno.EROFS, os.strerror(errno.EROFS)),
+    "kalign_core.cache.files._write_new": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+    "kalign_core.tuner.failure_file.locked": NotImplementedError("flock is not supported here"),
+    "kalign_core.tuner.failure_file.make_folder": NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)),
+}
+
+
+@pytest.mark.parametrize("where", NOT_WRITTEN)
+def test_a_disk_that_does_not_take_it_is_no_matter(
+    decisions: Path, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where failures cannot be written they are known to this process, and the store of decisions is who warns."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NOT_WRITTEN[where]
+
+    monkeypatch.setattr(where, refuse)
+    failures = kept_in(decisions)
+    with caplog.at_level(logging.INFO, "kalign"):
+        failures.remember(key(), TARGET, lowered(), "no")
         failures.flush()
-    assert failures.recall(key(), TARGET, lowered()) == "two"
-    assert len(caplog.messages) == 1
+    assert failures.recall(key(), TARGET, lowered()) == "no"
+    assert [(r.levelno, str(NOT_WRITTEN[where]) in r.getMessage()) for r in caplog.records] == [(logging.INFO, True)]
+
+
+@pytest.mark.parametrize("plant", ["", ".lock"])
+def test_planted_links_are_not_followed(decisions: Path, tmp_path: Path, plant: str) -> None:
+    """A link under the file's or its lock's name is neither read nor written through, and costs the memory alone."""
+    victim = tmp_path / "victim"
+    victim.write_text('[x]\nkernel = "k"\ncode = "c"\nreason = "r"\n')
+    before = victim.read_bytes()
+    decisions.with_name(f"scripted-1.failures.toml{plant}").symlink_to(victim)
+    assert FailureFile(decisions).read() == {}
+    learned(decisions, "no")
+    assert victim.read_bytes() == before
+    assert recalled(decisions) is None
 
 
 def test_the_file_does_not_grow_without_end(decisions: Path) -> None:
@@ -161,6 +203,19 @@ def test_the_file_does_not_grow_without_end(decisions: Path) -> None:
 def test_timeouts_are_told_by_their_words(text: str, seconds: float | None) -> None:
     """A failure that is a deadline says so first, with its seconds."""
     assert timeout_s(text) == seconds
+
+
+@pytest.mark.parametrize("error", [DeviceLost("gone"), NotNow("another thread captures"), KeyboardInterrupt()])
+def test_what_is_no_matter_of_the_launch_passes_it(error: BaseException) -> None:
+    """A launch that was interrupted, met a lost device or could not be waited for has not failed."""
+
+    def launch() -> None:
+        raise error
+
+    guarded = Guarded(launch)
+    with pytest.raises(type(error)):
+        guarded()
+    assert guarded.failure == ""
 
 
 # --- what cost an earlier process its life ------------------------------------------------------------------------

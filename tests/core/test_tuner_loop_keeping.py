@@ -70,13 +70,14 @@ def test_a_disturbance_that_passes_costs_a_second_race() -> None:
 
 
 def test_an_entry_says_under_what_it_was_decided() -> None:
-    """The noise that was measured first and the device's state stand in the entry."""
+    """The spread of what decided, the noise that was measured first and the device's state stand in the entry."""
     condition = Condition(sm_clock_mhz=1980, temperature_c=41, power_capped=True)
     report = Bed(Script(time_us=Clock(TIMES, noise=0.01), condition=condition)).tune()
     assert report.entry is not None
     assert report.noise is not None
     facts = dict(report.entry.extra)
     assert 0 < facts.pop("noise") < 0.02
+    assert 0 < (report.entry.mad_us or 0.0) < 0.02 * TIMES[BEST]
     assert facts == {"sm_clock_mhz": 1980, "temperature_c": 41, "power_capped": True}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kalign_core import context
-from kalign_core.errors import DeviceLost, NoMemory, NotTunable
+from kalign_core.errors import DeviceLost, NoMemory, NotNow, NotTunable
 from kalign_core.hal.replay import Script
 from kalign_core.observer import FIRST_PAUSE_S, MOST_SHORTAGES, Shortages
 from kalign_core.problems import problem_of
@@ -105,6 +105,39 @@ def test_other_reasons_are_verdicts() -> None:
     with pytest.raises(NotTunable) as raised:
         Bed(script).tune()
     assert not isinstance(raised.value, NoMemory)
+
+
+# --- graphs -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("met", [1, 5, 10])
+def test_a_problem_met_beside_a_capture_is_tuned_later(
+    clock: Clock, met: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where another thread captures a graph the reference serves for now, nobody is to blame, and it is tuned later."""
+    here, waits = short(clock, until_s=0.0), [0]
+
+    def synchronize(device: int) -> None:
+        waits[0] += 1
+        if waits[0] >= met and clock.now == 0.0:
+            raise NotNow("device -1 cannot be waited for: another thread captures a graph")
+
+    monkeypatch.setattr(here.platform, "synchronize", synchronize)
+    assert call(here)
+    assert serves(here) == REFERENCE
+    assert here.pool.failures._failed == {}
+    assert ["for now" in text for text in warnings(caplog)] == [True]
+    clock.now = FIRST_PAUSE_S
+    assert call(here)
+    assert serves(here) == BEST
+
+
+@pytest.mark.parametrize("run", [2, 3, 40])
+def test_a_reference_that_meets_a_capture_is_no_verdict(run: int) -> None:
+    """A launch or an allocation that a capture forbids says nothing of the kernel, whoever meets it."""
+    words = "CUDA error: operation not permitted when stream is capturing"
+    with pytest.raises(NotNow, match="capturing"):
+        Bed(Script(raises=lambda kernel, config, n: RuntimeError(words) if n == run else None)).tune()
 
 
 # --- the device ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,17 @@ def test_sets_too_small_to_leave_the_cache_have_help(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure, "MAX_COLD_SETS", 2)
     one = stand(Clock()).bench.bytes_per_set()
     assert (filled(one), filled(4 * one)) == (0, 8 * one)
+
+
+def test_the_cache_is_emptied_before_each_cold_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other memory is read once before every cold reading, never within one and never for a warm one."""
+    log: list[str] = []
+    monkeypatch.setattr(measure.Meter, "_evict", lambda self: log.append("emptied"))
+    here = stand(Clock(), model=replace(Script().model, last_level_bytes=1 << 10))
+    here.script.time_us = lambda kernel, config: log.append("read") or 100.0
+    home, best = here.all(REFERENCE, BEST)
+    here.meter.race(home, [best], 5, "cold")
+    assert re.fullmatch(r"(read )+(emptied read ){10,}(read ?)+", " ".join(log))
 
 
 def test_warm_readings_go_round_what_stays_in_the_cache() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib.util
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,8 @@ if not torch.cuda.is_available() or torch.version.hip is not None:
 import kalign_core as kalign  # noqa: E402  # only where there is a device
 from kalign_core import ops, session  # noqa: E402
 from kalign_core.cache.base import MemoryStore  # noqa: E402
+from kalign_core.errors import NotNow  # noqa: E402
+from kalign_core.hal import torch_gpu  # noqa: E402
 from kalign_core.problems import problem_of  # noqa: E402
 from kalign_core.session import Session  # noqa: E402
 
@@ -79,6 +84,54 @@ def test_capture_never_tunes(here):
     graph.replay()
     assert torch.equal(captured, expected)
     assert here.store.entries(here.facts(0).identity) == ()
+
+
+def test_a_captured_graph_keeps_its_launch(here, monkeypatch):
+    """A graph replays what it was captured with, after another launch won and whatever nobody holds was unloaded."""
+    a, b = (t.detach() for t in ops.matmul.inputs({"M": 48, "N": 512, "K": 512}, "bf16", 0, DEVICE))
+    graph = torch.cuda.CUDAGraph()
+    with kalign.using(mode="tune"), torch.cuda.graph(graph):
+        captured = ops.matmul(a, b)
+    kalign.tune(ops.matmul, a, b)
+    here.forget()
+    monkeypatch.setattr(torch_gpu, "MOST_LOADED", 0)
+    ops.swiglu(a, a)  # what is loaded next has all candidates unloaded
+    gc.collect()
+    a.copy_(torch.randn_like(a))
+    graph.replay()
+    assert torch.equal(captured, ops.matmul(a, b))
+
+
+def test_a_capture_beside_a_thread_that_tunes(here):
+    """Neither takes the other for a fault: graphs that were captured are right, and what was not tuned was not now."""
+    x, w = (t.detach() for t in ops.rms_norm.inputs({"T": 64, "H": 1024}, "bf16", 0, DEVICE))
+    expected = ops.rms_norm(x, w)
+    a, b = (t.detach() for t in ops.matmul.inputs({"M": 32, "N": 512, "K": 512}, "bf16", 0, DEVICE))
+    ends, replays = [], []
+
+    def tune() -> None:
+        try:
+            ends.extend(decided.how for decided in kalign.tune(ops.matmul, a, b))
+        except NotNow:
+            ends.append("not now")
+
+    def capture() -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"):
+            captured = ops.rms_norm(x, w)
+        graph.replay()
+        replays.append(torch.equal(captured, expected))
+
+    thread = threading.Thread(target=tune)
+    thread.start()
+    while thread.is_alive():
+        with contextlib.suppress(RuntimeError):  # a driver may end a capture for what another thread does
+            capture()
+    thread.join()
+    capture()
+    assert all(replays)
+    assert ends in (["tuned"], ["not now"])
+    assert [decided.how for decided in kalign.tune(ops.matmul, a, b)] in (["tuned"], ["hit"])
 
 
 def test_launch_hook_sees_every_launch(here):

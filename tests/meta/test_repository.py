@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 import textwrap
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,13 @@ def test_vendors_are_built_alike() -> None:
     """The two vendor packages have the same files, so that comparing them shows how vendors differ."""
     files = [{path.name for path in (ROOT / package).glob("*.py")} for package in ("kalign_cuda", "kalign_rocm")]
     assert files[0] == files[1] >= {"plugin.py", "platform.py", "identity.py", "limits.py", "spaces.py"}
+
+
+def test_the_lock_follows_no_planted_link() -> None:
+    """No version of filelock is allowed that opens a link under the lock's name (CVE-2025-68146, before 3.20.1)."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    (floor,) = [line.removeprefix("filelock>=") for line in needed if line.startswith("filelock")]
+    assert tuple(map(int, floor.split("."))) >= (3, 20, 1)
 
 
 def test_every_variable_is_in_the_table() -> None:
