@@ -213,12 +213,15 @@ def test_a_reference_that_fails_is_an_error() -> None:
         scale(normals(3, 40))
 
 
-def test_a_grid_too_large_for_a_size_falls_back(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("wrong", [lambda: 65536, lambda: 1 // 0], ids=["too large", "not computable"])
+def test_a_grid_that_is_wrong_for_a_size_falls_back(
+    session: Session, caplog: pytest.LogCaptureFixture, wrong: Callable[[], int]
+) -> None:
     """A winner that is legal where it was tuned and not at another size of its bucket gives way to the reference."""
 
     def grid(problem: Any, config: Config) -> tuple[int, ...]:
         rows = -(-problem.T // config.ROWS)
-        return (rows, 65536) if config == FASTER and problem.T == 4 else (rows,)
+        return (rows, wrong()) if config == FASTER and problem.T == 4 else (rows,)
 
     made = dataclasses.replace(scale_kernel, grid=grid)
     store_winner(session, normals(3, 40), made)
