@@ -85,6 +85,7 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
 def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     """The gate's verdict for one kernel call."""
     from kalign_core.verifier.ahead import compile_ahead
+    from kalign_core.hal.torch_compat import nothing_in_force
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
 
@@ -92,7 +93,7 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     entry = here.lookup(kernel, problem, call.device)
     reference = kernel.reference_config(problem)
     config = entry.config if entry else reference
-    with platform.on(call.device):
+    with nothing_in_force(), platform.on(call.device):
         bench = Bench(platform, kernel, problem, call.device, strict=strict)
         gate, bound = open_gate(here.plugins, bench, bench.bound(reference)), bench.bound(config)
         compile_ahead(here, gate, [bound], gate.all_cases())
