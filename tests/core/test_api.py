@@ -129,6 +129,20 @@ def test_a_lying_winner_is_refuted() -> None:
     assert (verified.verdict.refutation.argument, verified.verdict.refutation.differing) == ("out", 1)
 
 
+@pytest.mark.parametrize("refuted", [True, False])
+def test_a_winner_serves_until_it_is_refuted(refuted: bool) -> None:
+    """Once a stored winner was refuted its reference serves, in this process and in those that read the store."""
+    made = scripted(Script(corrupts=lambda kernel, config, run: refuted and config == FASTER and run > 1))
+    store_winner(made, X)
+    with made.active(), kalign.using(mode="read"):
+        scale(X)
+        (verified,) = kalign.verify(scale, X)
+        scale(X)
+    served = SCALE_REFERENCE if refuted else FASTER
+    assert (launched(made)[0][1], launched(made)[-1][1]) == (FASTER, served)
+    assert (verified.removed, len(made.store.entries(made.facts(-1).identity))) == (refuted, not refuted)
+
+
 def test_without_a_winner_the_reference_is_verified() -> None:
     """Where nothing is stored the reference is held to its own promises."""
     with scripted().active():
