@@ -29,12 +29,13 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The gate's verdict on the launch that serves one kernel here."""
+    """The gate's verdict on the launch that served one kernel here; ``removed`` where its decision was thrown away."""
 
     kernel: str
     problem: str
     config: Config
     verdict: Verdict
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
     """Hold the launches that serve ``op(*args)`` here to the gate again; gives a verdict for each kernel.
 
     The launch is the stored winner where there is one, else the reference itself, which is then held to its promises.
-    Raises ``NotTunable`` where the reference breaks its own.
+    A winner that is refuted serves no further call: its decision is removed. Raises ``NotTunable`` where the reference
+    breaks its own promises.
     """
     here = session.current()
     return [verified(here, call, strict=strict) for call in recorded(op, *args)]
@@ -84,6 +86,7 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
 
 def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     """The gate's verdict for one kernel call."""
+    from kalign_core.hal.torch_compat import nothing_in_force
     from kalign_core.verifier.ahead import compile_ahead
     from kalign_core.verifier.bench import Bench
     from kalign_core.verifier.gate import open_gate
@@ -92,13 +95,19 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
     entry = here.lookup(kernel, problem, call.device)
     reference = kernel.reference_config(problem)
     config = entry.config if entry else reference
-    with platform.on(call.device):
+    with nothing_in_force(), platform.on(call.device):
         bench = Bench(platform, kernel, problem, call.device, strict=strict)
         gate, bound = open_gate(here.plugins, bench, bench.bound(reference)), bench.bound(config)
         compile_ahead(here, gate, [bound], gate.all_cases())
         gate.check_reference()
         [verdict] = gate.examine([bound])
-    return Verified(kernel.name, here.key(kernel, problem, call.device).problem, config, verdict)
+    key = here.key(kernel, problem, call.device)
+    found = verdict.refutation
+    is_liar = entry is not None and config != reference and found is not None and bool(found.argument)
+    if is_liar:  # its bytes differ; a check that raised would tell of the check alone
+        here.store.remove(here.facts(call.device).identity, (key,))
+        here.forget(kernel)
+    return Verified(kernel.name, key.problem, config, verdict, is_liar)
 
 
 def explain(op: Operator, *args: Any) -> list[Explanation]:

@@ -15,6 +15,7 @@ from kalign_core import context
 from kalign_core.declare import Kernel
 from kalign_core.errors import CandidateFailed
 from kalign_core.hal.base import Launch
+from kalign_core.problems import integer
 
 if TYPE_CHECKING:
     from kalign_core.session import Session
@@ -66,8 +67,12 @@ class Site:
                 parts += (tensor.__class__, tensor.dtype, tensor.device, tensor.data_ptr() & 15 == 0)
         for i in self._exact:
             value = args[i]
-            parts.append(value.__class__ if value.__class__ is float else value)
+            kind = value.__class__
+            # What equals an integer and is none, as other libraries have them, is told from it and refused.
+            parts.append(value if kind is int else float if isinstance(value, float) else (kind, value))
         for i, edge in self._bucketed:
             size = args[i]
+            if size.__class__ is not int:
+                size = integer(self.kernel, self.kernel.parameters[i], size)
             parts += (edge(size), size >> 31)
         return tuple(parts)

@@ -27,7 +27,7 @@ def problem_of(kernel: Kernel, args: Sequence[Any], phase: str) -> Problem:
             why=f"its run-time parameters are {', '.join(kernel.parameters)}",
         )
     named = dict(zip(kernel.parameters, args, strict=True))
-    dims = {dim: _integer(kernel, dim, named[dim]) for dim in kernel.dims}
+    dims = {dim: integer(kernel, dim, named[dim]) for dim in kernel.dims}
     one_device(kernel.name, {name: named[name] for name in kernel.args if named[name] is not None})
     arguments = []
     for name, value in named.items():
@@ -99,11 +99,19 @@ def _number(kernel: Kernel, name: str, value: Any) -> Argument:
         return Argument(name, "float", value=value)
     if value is None:
         return Argument(name, "none")
-    return Argument(name, "int", value=_integer(kernel, name, value))
+    return Argument(name, "int", value=integer(kernel, name, value))
 
 
-def _integer(kernel: Kernel, name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or hasattr(value, "data_ptr"):
-        shown = type(value).__name__ if hasattr(value, "data_ptr") else repr(value)
-        raise BadArgument(f"{kernel.name}: {name} is {shown}, which is no integer")
-    return int(value)
+def integer(kernel: Kernel, name: str, value: Any) -> int:
+    """``value`` of the parameter ``name``; raises ``BadArgument`` for what is no integer of Python's own."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hasattr(value, "data_ptr"):
+        raise BadArgument(f"{kernel.name}: {name} is {type(value).__name__}, which is no integer")
+    kinds = {"__index__": "int", "__float__": "float"}  # what other libraries' numbers can be made into
+    kind = next((kinds[way] for way in kinds if hasattr(value, way) and not isinstance(value, (bool, float))), "")
+    raise BadArgument(
+        f"{kernel.name}: {name} is {value!r}, which is no integer" + (" or float of Python's own" if kind else ""),
+        why="the compiler takes no others" if kind else "",
+        fix=f"{kind}({name})" if kind else "",
+    )

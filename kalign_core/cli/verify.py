@@ -94,17 +94,21 @@ def _verify(here: Session, work: list[problems.Work], strict: bool, as_json: boo
     wrong = [row for row in rows if row["state"] != "not refuted"]
     columns = ("kernel", "problem", "state", "cases", "observable", "configuration", "reason")
     fields = ("kernel", "problem", "state", "cases", "observable", "config", "reason")
+    removed = [f"removed: the decision for {row['kernel']} {row['problem']}, whose reference serves from now on; "
+               f"{row['retune']} finds another" for row in rows if row["retune"]]  # fmt: skip
     again = [row["refutation"]["repeat"] for row in rows if row["refutation"] and row["refutation"]["repeat"]]
     emit(
         as_json,
         {"suite": SUITE, "strict": strict, "refuted": len(wrong), "verdicts": rows},
         table(f"suite {SUITE}, {'strict' if strict else 'quick'}", columns, [[row[f] for f in fields] for row in rows]),
         *(f"to see it again: {command}" for command in again),
+        *removed,
     )
     return 1 if wrong else 0
 
 
 def _verify_one(here: Session, call: Recorded, strict: bool) -> dict[str, Any]:
+    from kalign_core import ops
     from kalign_core.api import verified
 
     key = here.key(call.kernel, call.problem, call.device)
@@ -113,13 +117,14 @@ def _verify_one(here: Session, call: Recorded, strict: bool) -> dict[str, Any]:
         found = verified(here, call, strict=strict)
     except (NotTunable, CandidateFailed) as error:
         return {**row, "state": "not tunable", "reason": str(error), "cases": 0, "observable": "", "config": "",
-                "suite": "", "digests": [], "skipped": [], "refutation": None}  # fmt: skip
+                "suite": "", "digests": [], "skipped": [], "refutation": None, "retune": ""}  # fmt: skip
     verdict = found.verdict
     return {
         **row, "state": verdict.state, "reason": str(verdict.refutation or ""), "cases": verdict.cases,
         "observable": verdict.observable, "config": str(found.config), "suite": verdict.suite,
         "digests": list(verdict.digests), "skipped": list(verdict.skipped),
         "refutation": asdict(verdict.refutation) if verdict.refutation else None,
+        "retune": ops.tune_command(call.kernel, call.problem) if found.removed else "",
     }  # fmt: skip
 
 

@@ -6,12 +6,14 @@ sizes being fixed by the problem, so that it is computed once per size and kept 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kalign_core.errors import CandidateFailed
-from kalign_core.records import Problem
+from kalign_core.isolate import reason_of
+from kalign_core.records import Problem, join_facts
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
@@ -24,11 +26,18 @@ _KEPT_GRIDS = 4096
 
 
 def grid_of(kernel: Kernel, problem: Problem, config: Config) -> Grid:
-    """The launch grid, checked against what devices accept; raises ``CandidateFailed`` where it is out of range.
+    """The launch grid, checked against what devices accept.
 
-    An empty grid is in range: a call on empty tensors launches nothing.
+    Raises ``CandidateFailed`` where it cannot be computed or is out of range. An empty grid is in range: a call on
+    empty tensors launches nothing.
     """
-    shape = tuple(kernel.grid(problem, config))
+    try:
+        shape = tuple(map(operator.index, kernel.grid(problem, config)))
+    except Exception as error:
+        raise CandidateFailed(
+            f"the grid of {kernel.name} cannot be computed for {join_facts(problem.dims)}: {reason_of(error)}",
+            why="a grid is one to three whole numbers, given by the kernel's own function",
+        ) from error
     if not 1 <= len(shape) <= 3:
         raise CandidateFailed(f"grid {shape} of {kernel.name} has {len(shape)} axes", why="a grid has 1 to 3 axes")
     x, y, z = (*shape, 1, 1)[:3]

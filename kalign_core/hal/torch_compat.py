@@ -67,7 +67,7 @@ def _guards(tensors: Sequence[torch.Tensor]) -> Check:
 def _guards_work() -> bool:
     """Whether torch's own check of tensors is there and tells apart what has to be told apart."""
     try:
-        with _nothing_in_force():
+        with nothing_in_force():
             base, other = (torch.zeros(4, 8, device="cpu") for _ in range(2))
             check = _guards([base, other])
             alike = check(other, base)
@@ -96,9 +96,18 @@ def _strangers(base: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @contextlib.contextmanager
-def _nothing_in_force() -> Iterator[None]:
-    """Whatever the caller's block is under, tensors made in this one are ordinary ones on the host."""
-    with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _python_dispatch._disable_current_modes():
+def nothing_in_force() -> Iterator[None]:
+    """Whatever this thread is under, torch works in the block as in a new one; no mode learns of what is done there.
+
+    That is: no dispatch or function mode (a default device is one), no autocast, no inference mode.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch._C.DisableTorchFunction())
+        stack.enter_context(_python_dispatch._disable_current_modes())
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
         yield
 
 
@@ -149,7 +158,7 @@ def is_current(device: torch.device) -> Callable[[], bool]:
 def _find_increment() -> Callable[[Sequence[torch.Tensor]], None]:
     quick: Any = getattr(torch._C, "_increment_version", None)
     try:
-        with _nothing_in_force():
+        with nothing_in_force():
             tensor = torch.zeros(1, device="cpu")
             quick((tensor,))
             works = tensor._version == 1

@@ -85,7 +85,7 @@ def first_call(
     _check_key(key, args)
     _check_writes(key, trace.made)
     noted = _apart(plain, args) if within_each_other(given) else (trace, given, result)
-    hit = hit_of(*noted, like=given, outs=outs, in_place=in_place) if _tells_zeros(key, args) else None
+    hit = hit_of(*noted, like=given, outs=outs, in_place=in_place) if _can_be_found(key, args) else None
     if hit is not None and knows(hit, given):
         if len(calls) >= MEMO_LIMIT:
             calls.clear()
@@ -149,10 +149,14 @@ def _check_key(key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
             )
 
 
-def _tells_zeros(key: tuple[Any, ...], args: Iterable[Any]) -> bool:
-    """Whether a call with ``key`` is told from those that have a zero of another sign among ``args``."""
+def _can_be_found(key: tuple[Any, ...], args: Iterable[Any]) -> bool:
+    """Whether a call with ``key`` is found again, and no other in its place.
+
+    It is told from those that have a zero of another sign among ``args``. One with NaN, which equals nothing, is never
+    found: each such call would leave an entry.
+    """
     numbers = [part for arg in args for part in (arg if isinstance(arg, tuple) else (arg,)) if part.__class__ is float]
-    return all(number or repr(number) in key for number in numbers)
+    return all(number == number and (number or repr(number) in key) for number in numbers)
 
 
 def _check_writes(key: tuple[Any, ...], made: Sequence[torch.Tensor]) -> None:

@@ -149,8 +149,8 @@ def _flat(tensor: torch.Tensor, leading: int) -> torch.Tensor:
 
 def _lengths(sizes: Sizes, seed: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Where sequences of random lengths from half of ``S`` up begin and end, and their sum."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    lengths = torch.randint(sizes["S"] // 2, sizes["S"] + 1, (sizes["B"],), generator=generator)
+    generator = torch.Generator("cpu").manual_seed(seed + 1)
+    lengths = torch.randint(sizes["S"] // 2, sizes["S"] + 1, (sizes["B"],), generator=generator, device="cpu")
     ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
     return ends.to(device), int(ends[-1])
 

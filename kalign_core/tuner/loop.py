@@ -24,6 +24,7 @@ from kalign_core.cache.key import at_edge
 from kalign_core.declare import Kernel
 from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotNow, NotTunable, UnknownName
 from kalign_core.hal.base import Platform, met_a_capture
+from kalign_core.hal.torch_compat import nothing_in_force
 from kalign_core.isolate import attempt, reason_of
 from kalign_core.records import Condition, Config, Entry, EntryKey, Problem, StrategyRecord, Tally, join_facts
 from kalign_core.tuner import search
@@ -84,7 +85,7 @@ class Tuning:
         if self.platform.capturing():
             raise NotTunable(f"{self.kernel} is being captured", why="tuning would invalidate the graph")
         try:
-            with torch.no_grad(), self.platform.on(self.device):
+            with nothing_in_force(), torch.no_grad(), self.platform.on(self.device):
                 report = self._run(strategy)
                 self.platform.synchronize(self.device)
             return report

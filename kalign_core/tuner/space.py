@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kalign_core.errors import CandidateFailed
 from kalign_core.hal.binding import grid_of
 from kalign_core.isolate import attempt
 from kalign_core.records import Config, DeviceModel, Problem
@@ -101,10 +100,8 @@ def _vetoed(
     plugins: Plugins, platform: str, kernel: Kernel, problem: Problem, model: DeviceModel, config: Config
 ) -> str | None:
     grid = attempt(grid_of, kernel, problem, config)
-    if isinstance(grid.error, CandidateFailed):
-        return grid.error.what
     if grid.error is not None:
-        return f"its grid cannot be computed: {grid.reason}"
+        return grid.reason
     asked: dict[str, Any] = {"kernel": kernel, "problem": problem, "model": model, "config": config}
     for answer in plugins.ask("kalign_veto", platform=platform, **asked):
         if answer.error is not None:

@@ -55,7 +55,9 @@ def _beside_others(device: int, launch: Launch, args: Sequence[Any]) -> None:
     """
     here = torch.cuda.current_stream(device)
     side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    torch.cumsum(torch.empty(_BRAKE, device=torch.device("cuda", device)), 0)
+    # Of integers: torch refuses to scan fractions on a GPU where only deterministic algorithms are allowed.
+    brake = torch.empty(_BRAKE, dtype=torch.int32, device=torch.device("cuda", device))
+    torch.cumsum(brake, 0, dtype=torch.int32)
     side.wait_stream(here)
     company = _company(device, args)
     for copy in range(_COMPANY_COPIES):

@@ -164,7 +164,8 @@ def normals(request: Request) -> Tensor:
     high += second.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
     first.sub_(high, alpha=0xFFFF)  # low halves and high ones, each once
     total.add_(first, alpha=64)
-    return torch.mul(total, 1.75 / (65536 * 64), out=bits(high)).to(request.torch_dtype)
+    # Not in one step: torch would multiply an integer by a fraction in the process's default dtype.
+    return bits(high).copy_(total).mul_(1.75 / (65536 * 64)).to(request.torch_dtype)
 
 
 def spread(request: Request) -> Tensor:

@@ -112,7 +112,7 @@ class Maker:
         buffer = empty(self._kernel, problem, arg, self._device, POISON)
         ordered, has_rows = self._ordered(_distinct(buffer.view), arg, role)
         if rows is None or not has_rows:
-            rows = Rows(torch.arange(ordered.shape[0], dtype=torch.int32), self._device)
+            rows = Rows(torch.arange(ordered.shape[0], dtype=torch.int32, device="cpu"), self._device)
         columns = max(ordered[0].numel(), 1) if len(rows) else 1
         length = ordered.shape[-1] if ordered.dim() > 1 else 1
         operand = self._operands.get(arg.name, 0)
@@ -161,7 +161,9 @@ class Maker:
 
     def _spoil(self, case: Case, ordered: torch.Tensor, request: Request) -> None:
         """Overwrite every row of ``ordered`` that the case does not keep."""
-        others = torch.ones(len(ordered), dtype=torch.bool)  # on the host, which then knows how many there are
+        others = torch.ones(
+            len(ordered), dtype=torch.bool, device="cpu"
+        )  # on the host, which then knows how many there are
         others[list(case.kept)] = False
         if case.neighbours == "reseeded":
             places = others.nonzero().view(-1)

@@ -96,7 +96,7 @@ def product(request: Request) -> Tensor:
 
 def ones(request: Request) -> Tensor:
     """Ones everywhere: the field that the order probes stand on, and an input family by itself."""
-    return torch.ones((len(request.rows), request.columns), device=request.rows.device)
+    return torch.ones((len(request.rows), request.columns), dtype=torch.float32, device=request.rows.device)
 
 
 def mantissas(request: Request) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import kalign_core as kalign
 from kalign_core.api import recorded
 from kalign_core.errors import BadArgument, MixedDevices, NotTunable
 from kalign_core.hal.replay import Script
+from kalign_core.hookspecs import hookimpl
 from kalign_core.records import Condition
 from tests.core.scripted import (
     FASTER,
@@ -127,6 +129,38 @@ def test_a_lying_winner_is_refuted() -> None:
     assert verified.verdict.state == "refuted"
     assert verified.verdict.refutation is not None
     assert (verified.verdict.refutation.argument, verified.verdict.refutation.differing) == ("out", 1)
+
+
+@pytest.mark.parametrize("refuted", [True, False])
+def test_a_winner_serves_until_it_is_refuted(refuted: bool) -> None:
+    """Once a stored winner was refuted its reference serves, in this process and in those that read the store."""
+    made = scripted(Script(corrupts=lambda kernel, config, run: refuted and config == FASTER and run > 1))
+    store_winner(made, X)
+    with made.active(), kalign.using(mode="read"):
+        scale(X)
+        (verified,) = kalign.verify(scale, X)
+        scale(X)
+    served = SCALE_REFERENCE if refuted else FASTER
+    assert (launched(made)[0][1], launched(made)[-1][1]) == (FASTER, served)
+    assert (verified.removed, len(made.store.entries(made.facts(-1).identity))) == (refuted, not refuted)
+
+
+def test_a_check_that_raises_removes_nothing() -> None:
+    """A suite that is none refutes every launch and says nothing of this one: the decision stays."""
+
+    @hookimpl(any_platform=True)
+    def kalign_checks(kernel: Any, problem: Any) -> Any:
+        raise ValueError("no check")
+
+    made = scripted()
+    module = types.ModuleType("broken")
+    vars(module).update(KALIGN_API=1, kalign_checks=kalign_checks)
+    made._plugins = made.plugins.with_module("broken", module)
+    store_winner(made, X)
+    with made.active():
+        (verified,) = kalign.verify(scale, X)
+    assert (verified.verdict.state, verified.removed) == ("refuted", False)
+    assert len(made.store.entries(made.facts(-1).identity)) == 1
 
 
 def test_without_a_winner_the_reference_is_verified() -> None:

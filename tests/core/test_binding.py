@@ -59,6 +59,17 @@ def test_grids_that_no_device_takes_are_refused(shape: tuple[int, ...]) -> None:
         of(*shape)
 
 
+@pytest.mark.parametrize(
+    "grid",
+    [lambda p, c: (1 // (p.T - 4),), lambda p, c: (p.T / 4,), lambda p, c: 1, lambda p, c: None, lambda p, c: ("1",)],
+    ids=["divides by zero", "a fraction", "no tuple", "nothing", "text"],
+)
+def test_a_grid_that_cannot_be_computed_is_a_failed_launch(grid: Grid) -> None:
+    """Whatever a kernel's own function raises, or gives in place of whole numbers, is told with kernel and sizes."""
+    with pytest.raises(CandidateFailed, match=r"the grid of scale cannot be computed for T=4 F=40: \w+Error: "):
+        grid_of(with_grid(grid), scale_problem(), SCALE_REFERENCE)
+
+
 def test_the_lookup_follows_bucketed_sizes() -> None:
     """One launch serves every size of its bucket, each with its own grid."""
     find = grid_lookup(scale_kernel, scale_problem(8), SCALE_REFERENCE)

@@ -16,8 +16,10 @@ from kalign_core.cli.main import main
 from kalign_core.cli.output import emit
 from kalign_core.cli.problems import parse_shape
 from kalign_core.errors import BadArgument
+from kalign_core.hal.replay import Script
 from kalign_core.session import Session
 from kalign_core.verifier.checks import SUITE
+from tests.core.scripted import FASTER, X, scripted, store_winner
 
 
 @pytest.fixture
@@ -144,6 +146,17 @@ def test_verify_names_its_suite(here: Session, more: tuple[str, ...], which: str
     """A table of verdicts says of which suite, and whether it was all of it."""
     result = kalign("verify", "swiglu", "--shape", "T=2,F=16", *more)
     assert result.stdout.splitlines()[0] == f"suite {SUITE}, {which}"
+
+
+def test_verify_removes_what_it_refutes() -> None:
+    """A stored winner of other bytes costs its decision and exit code 1; what is left is the reference, exit code 0."""
+    made = scripted(Script(corrupts=lambda kernel, config, run: config == FASTER))
+    store_winner(made, X)
+    with made.active():
+        first, again = (kalign("verify", "tests.core.scripted:scale", "--shape", "T=3,F=40") for _ in range(2))
+    assert (first.exit_code, again.exit_code) == (1, 0)
+    assert "removed: the decision for scale T<=4 F=40, whose reference serves from now on" in first.stdout
+    assert made.store.entries(made.facts(-1).identity) == ()
 
 
 def test_doctor_names_platform_device_and_file(here: Session) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import kalign_core as kalign
 from kalign_core import launch as launch_path
-from kalign_core.errors import CandidateFailed
+from kalign_core.errors import BadArgument, CandidateFailed
 from kalign_core.hal.replay import Script
 from kalign_core.ops import noting
 from kalign_core.records import Config
@@ -53,6 +53,38 @@ def resolved(session: Session, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def questions(session: Session) -> tuple[int, int]:
     """How often store and platform have been asked anything."""
     return session.store.lookups + session.store.puts, session.platform.asked  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_numbers_of_another_library_are_refused(session: Session, known: bool) -> None:
+    """An integer or fraction that is not Python's own is refused, though a call with an equal one is known."""
+    numpy = pytest.importorskip("numpy")
+    x, out = normals(4, 40), torch.empty(4, 40)
+    site, own = session.site(scale_kernel), (4, 40, 40, 40, 2.0)
+    if known:
+        site(x, out, *own)
+    for place, (kind, fix) in enumerate(
+        [(numpy.int64, "int(T)"), (numpy.int32, "int(F)"), (numpy.uint8, "int(x_stride)")]
+    ):
+        wrong = [kind(number) if i == place else number for i, number in enumerate(own)]
+        with pytest.raises(BadArgument) as caught:
+            site(x, out, *wrong)
+        assert caught.value.fix == fix
+    with pytest.raises(BadArgument, match=r"float\(factor\)"):
+        site(x, out, *own[:4], numpy.float32(2.0))
+    for no_integer in (4.0, torch.tensor(4), "4", None, True):
+        with pytest.raises(BadArgument, match=r"scale: T is .* which is no integer$"):
+            site(x, out, no_integer, *own[1:])
+
+
+def test_the_value_of_a_fraction_is_no_part_of_a_call(session: Session, resolved: list[Any]) -> None:
+    """Calls that differ in a float's value, NaN and numpy's own float among them, are resolved once."""
+    numpy = pytest.importorskip("numpy")
+    x, out = normals(4, 40), torch.empty(4, 40)
+    for factor in (2.0, 3.0, float("nan"), float("nan"), numpy.float64(0.5), numpy.float64(0.25)):
+        session.site(scale_kernel)(x, out, 4, 40, 40, 40, factor)
+        assert bits(out) == bits(x * float(factor))
+    assert len(resolved) == 1
 
 
 # --- what a call like one before costs ----------------------------------------------------------------------------
@@ -213,12 +245,15 @@ def test_a_reference_that_fails_is_an_error() -> None:
         scale(normals(3, 40))
 
 
-def test_a_grid_too_large_for_a_size_falls_back(session: Session, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("wrong", [lambda: 65536, lambda: 1 // 0], ids=["too large", "not computable"])
+def test_a_grid_that_is_wrong_for_a_size_falls_back(
+    session: Session, caplog: pytest.LogCaptureFixture, wrong: Callable[[], int]
+) -> None:
     """A winner that is legal where it was tuned and not at another size of its bucket gives way to the reference."""
 
     def grid(problem: Any, config: Config) -> tuple[int, ...]:
         rows = -(-problem.T // config.ROWS)
-        return (rows, 65536) if config == FASTER and problem.T == 4 else (rows,)
+        return (rows, wrong()) if config == FASTER and problem.T == 4 else (rows,)
 
     made = dataclasses.replace(scale_kernel, grid=grid)
     store_winner(session, normals(3, 40), made)

@@ -54,6 +54,13 @@ def test_a_zero_is_remembered_only_where_its_sign_is_told(session: Session) -> N
     assert (scaled.ran, session.calls) == (2, {})
 
 
+def test_a_number_that_equals_nothing_is_not_remembered(session: Session, scaled: Scaled) -> None:
+    """Calls with NaN are computed each time and leave nothing, rather than an entry each that nobody finds."""
+    for _ in range(3):
+        assert bool(scaled(X, float("nan")).isnan().all())
+    assert (scaled.ran, session.calls, len(session.site(scale_kernel).memo)) == (3, {}, 1)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_call_within_a_noted_one_is_not_left_out(session: Session, scaled: Scaled, known: bool) -> None:
     """An operator that calls another one, known or not, is not remembered by what it launched itself."""

@@ -16,6 +16,7 @@ from kalign_core.cache.base import MemoryStore
 from kalign_core.cache.toml_store import TomlStore
 from kalign_core.declare import Kernel
 from kalign_core.errors import CandidateFailed, MissingEntry
+from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.noting import launch
 from kalign_core.records import Config, Problem
@@ -180,6 +181,30 @@ def test_many_row_counts_are_few_decisions() -> None:
         for rows in (1, 2, 3, 4, 5, 6, 7, 8, 3, 5):
             scale(normals(rows, 8))
     assert counts(made)[1] == 4
+
+
+def test_torch_s_own_switches_change_nothing() -> None:
+    """Precision and determinism of torch's matrix products are no part of a kernel: hits stay hits, bits stay bits."""
+    made = scripted(prefers(FASTER))
+    a, b = normals(3, 16, dtype=torch.bfloat16), normals(16, 8, dtype=torch.bfloat16, seed=1)
+    backends = torch.backends.cuda.matmul
+    before = torch.get_float32_matmul_precision(), backends.allow_tf32, torch.are_deterministic_algorithms_enabled()
+    with made.active():
+        with kalign.using(mode="tune"):
+            expected, tuned, facts = bits(ops.matmul(a, b)), counts(made)[1], CpuPlatform().toolchain(-1)
+        try:
+            torch.set_float32_matmul_precision("medium" if before[0] == "highest" else "highest")
+            backends.allow_tf32 = not before[1]
+            torch.use_deterministic_algorithms(not before[2])
+            made.forget()
+            assert CpuPlatform().toolchain(-1) == facts
+            with kalign.using(mode="frozen"):
+                assert bits(ops.matmul(a, b)) == expected
+        finally:
+            backends.allow_tf32 = before[1]
+            torch.set_float32_matmul_precision(before[0])
+            torch.use_deterministic_algorithms(before[2])
+    assert (tuned, counts(made)[1]) == (1, 1)
 
 
 # --- backward -----------------------------------------------------------------------------------------------------

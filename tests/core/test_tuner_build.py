@@ -145,6 +145,13 @@ def test_what_does_not_fit_the_device_is_refused(here: Bed, plan: Any) -> None:
     assert not any(config.num_warps == 2 for _, config in here.script.launched)
 
 
+def test_code_that_spills_is_a_candidate_like_any_other(here: Bed, plan: Any) -> None:
+    """Registers that do not suffice cost time and no correctness: who spills is timed, and may win."""
+    plan({"num_warps=2": "spills"})
+    report = here.tune()
+    assert (winner_of(report), report.failed, report.refused) == (BEST, [], [])
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_candidates_of_the_same_code_are_one(here: Bed, plan: Any, reverse: bool) -> None:
     """Of configurations that compile to the same code the first by declaration stands for all."""

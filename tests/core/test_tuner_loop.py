@@ -156,6 +156,61 @@ def test_whatever_a_candidates_launch_raises_costs_the_candidate(error: BaseExce
     assert winner_of(report) == SECOND
 
 
+class PTXASError(Exception):
+    """What a compiler raises of its own, as nobody could have listed it."""
+
+
+class Unprintable(Exception):
+    """One whose message cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (PTXASError("no registers left\nptxas -v ..."), "PTXASError: no registers left"),
+        (AssertionError(), "AssertionError"),
+        (SystemExit(3), "SystemExit: 3"),
+        (GeneratorExit(), "GeneratorExit"),
+        (Unprintable(), "Unprintable: (its message cannot be printed)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_whatever_making_a_candidates_launch_raises_costs_the_candidate(
+    error: BaseException, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiling and loading may raise anything: class and first line are kept with the configuration."""
+    here = bed()
+    launcher = here.platform.launcher
+
+    def failing(kernel: Any, problem: Any, config: Config, args: Any) -> Any:
+        if config == BEST:
+            raise error
+        return launcher(kernel, problem, config, args)
+
+    monkeypatch.setattr(here.platform, "launcher", failing)
+    report = here.tune()
+    assert report.failed == [(BEST, reason)]
+    assert (winner_of(report), report.storable) == (SECOND, True)
+
+
+def test_an_interrupt_while_a_launch_is_made_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in a compiler is the user's, not the candidate's."""
+    here = bed()
+    launcher = here.platform.launcher
+
+    def interrupted(kernel: Any, problem: Any, config: Config, args: Any) -> Any:
+        if config == BEST:
+            raise KeyboardInterrupt
+        return launcher(kernel, problem, config, args)
+
+    monkeypatch.setattr(here.platform, "launcher", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        here.tune()
+
+
 def test_where_all_candidates_fail_the_reference_serves() -> None:
     """No candidate left is no error: the reference is decided on, and stored, since they failed by their own fault."""
     report = bed(fails=lambda kernel, config: "no" if config != REFERENCE else None).tune()

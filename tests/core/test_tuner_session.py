@@ -256,6 +256,29 @@ def test_one_thread_tunes_a_key() -> None:
     assert serves(here) == BEST
 
 
+def test_nobody_waits_for_a_thread_that_tunes() -> None:
+    """While one thread is in the middle of a tuning, calls of its problem are served by the reference, and not kept."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def raises(kernel: str, config: Config, run: int) -> None:
+        if config == BEST and not inside.is_set():
+            inside.set()
+            go_on.wait(60)
+
+    here = session(fast(raises=raises))
+    tuner = threading.Thread(target=call, args=(here,), daemon=True)
+    tuner.start()
+    assert inside.wait(60)
+    try:
+        assert [serves(here) for _ in range(3)] == [REFERENCE] * 3
+        assert tuner.is_alive()
+    finally:
+        go_on.set()
+        tuner.join(60)
+    assert serves(here) == BEST
+    assert begun(here) == ["T=4 train"]
+
+
 def test_threads_tune_their_own_keys() -> None:
     """Eight threads with eight keys tune each of them once, and every result is right."""
     here = session(fast())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -64,10 +64,20 @@ def content(tensor: torch.Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
+@pytest.fixture(params=[torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A process whose programs set this default dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("default_dtype")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_gives_the_same_bytes_everywhere(family: str, dtype: str) -> None:
-    """Every family's bytes are those written down here, whatever machine and library made them."""
+    """Every family's bytes are those written down here, whatever machine, library and program made them."""
     made = [
         content(FAMILIES[family].fill(request(dtype, seed=seed, operand=operand)))
         for seed in (1, 2)
