@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from kalign_core.hal import torch_compat
 from kalign_core.session import Session
 from tests.core.pinned import PinnedPlatform, Scaled
 from tests.core.scripted import CountingStore, scripted
 from tests.core.tune_process import PLUGIN, Place
+
+# The same examples on every machine and at every load: no example has a deadline, and none is drawn by chance.
+settings.register_profile("kalign", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kalign")
 
 
 @pytest.fixture(scope="module")
