@@ -29,6 +29,6 @@ class Standstill:
 
 def say_that_it_hangs(path: Path) -> IO[str]:
     """Say in the file ``path`` that this process hangs, for as long as it lives and keeps what this gives."""
-    file = open(path, "a", encoding="ascii")
+    file = open(path, "a", encoding="ascii")  # noqa: SIM115  # for as long as the caller wants
     fcntl.flock(file, fcntl.LOCK_EX)
     return file

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
-import random
 import signal
-import time
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +13,18 @@ from typing import Any
 import pytest
 
 from kalign_core.records import Config
-from tests.core.tune_process import FEW, LIMIT_S, OPERATOR, Place, children_of, gone, misdeeds, until
+from tests.core.tune_process import (
+    FEW,
+    HURRIED,
+    LIMIT_S,
+    OPERATOR,
+    Place,
+    children_of,
+    gone,
+    misdeeds,
+    until,
+    until_it_hangs,
+)
 from tests.core.tuner_samples import BEST, REFERENCE, SECOND
 
 Make = Callable[[], Place]
@@ -46,6 +55,7 @@ class Runs:
     def __init__(self, place: Place) -> None:
         place.script["misdeeds"] = misdeeds(*((config, what, 1) for what, config in DEEDS.items()))
         self.place = place
+        place.module = HURRIED
         self.first = place.run(OPERATOR, "--json", *QUICKLY)
         self.again = place.run(OPERATOR, "--json", *QUICKLY)
         self.other = place.run(OPERATOR, "--json", *OTHER, *QUICKLY)
@@ -141,6 +151,7 @@ def test_a_reference_that_dies_is_not_tuned(place: Make) -> None:
 def test_a_longer_deadline_tries_again(place: Make) -> None:
     """What hung is tried again by who gives it more time."""
     here = place()
+    here.module = HURRIED
     here.script["misdeeds"] = misdeeds((SECOND, "hang", 1))
     assert lost(here.run(OPERATOR, "--launch-deadline", "1")) == 1
     assert lost(here.run(OPERATOR, *OTHER, "--launch-deadline", "1")) == 0
@@ -150,6 +161,7 @@ def test_a_longer_deadline_tries_again(place: Make) -> None:
 def test_a_hang_beside_others_is_passing(place: Make) -> None:
     """What does not end while another process is on the device may be waiting for it, and is not remembered."""
     here = place()
+    here.module = HURRIED
     here.script["misdeeds"] = misdeeds((SECOND, "hang", 1))
     here.script["condition"] = {"foreign_processes": 1}
     here.run(OPERATOR, "--launch-deadline", "1")
@@ -172,7 +184,7 @@ def shapes_file(here: Place, *sizes: int) -> tuple[str, str]:
 def test_ctrl_c_keeps_what_was_decided(place: Make) -> None:
     """Ctrl-C ends the command and its worker, says what is kept and how to go on, and prints no data."""
     here = place()
-    process = here.start(OPERATOR, *SHAPES, "--json")
+    process = here.start(OPERATOR, *SHAPES, "--json", stops_after=1)
     until(process, lambda line: "gain" in line)
     workers = children_of(process.pid)
     process.send_signal(signal.SIGINT)
@@ -190,8 +202,7 @@ def test_ctrl_c_while_a_candidate_hangs(place: Make) -> None:
     here = place()
     here.script["misdeeds"] = HANGS
     process = here.start(OPERATOR)
-    until(process, lambda line: line.startswith("[1/1]"))
-    time.sleep(3.0)  # long enough for it to hang; were it not to, the command would still end
+    until_it_hangs(here)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
@@ -202,7 +213,7 @@ def test_a_worker_does_not_outlive_its_command(place: Make) -> None:
     here = place()
     here.script["misdeeds"] = HANGS
     process = here.start(OPERATOR)
-    until(process, lambda line: line.startswith("[1/1]"))
+    until_it_hangs(here)
     workers = children_of(process.pid)
     process.kill()
     process.communicate(timeout=LIMIT_S)
@@ -211,25 +222,24 @@ def test_a_worker_does_not_outlive_its_command(place: Make) -> None:
 
 
 def test_a_killed_command_goes_on(place: Make) -> None:
-    """Killed at random again and again, the same command ends with every decision made once and none damaged."""
+    """Killed in the middle of its work again and again, the same command makes every decision once and damages none."""
     here = place()
     here.script["times_us"] = {}
     arguments = shapes_file(here, 1, 2, 4, 8, 16, 32)
-    chance = random.Random(7)
-    for _ in range(3):
-        process = here.start(*arguments)
-        time.sleep(2.0 + 2.0 * chance.random())
+    for made in (0, 1, 3):
+        process = here.start(*arguments, stops_after=made)
+        until_it_hangs(here)
         process.kill()
         process.communicate(timeout=LIMIT_S)
     done = here.run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
-    assert {found["how"] for found in json.loads(done.stdout)["problems"]} <= {"hit", "tuned"}
+    assert [found["how"] for found in json.loads(done.stdout)["problems"]] == ["hit"] * 3 + ["tuned"] * 3
     assert [found["how"] for found in json.loads(here.run(*arguments, "--json").stdout)["problems"]] == ["hit"] * 6
     assert not list(here.cache.glob("*.bad"))
 
 
 def compiled(here: Place) -> dict[str, float]:
-    """What the compiler's cache holds, with the time it was written."""
+    """The code in the compiler's cache, with the time it was written."""
     return {str(path): path.stat().st_mtime for path in (here.folder / "triton").rglob("*.cubin")}
 
 
@@ -238,9 +248,7 @@ def test_compiles_are_not_paid_twice(place: Make) -> None:
     here = place()
     here.script |= {"target": ["cuda", 90, 32], "misdeeds": misdeeds((REFERENCE.replace(BLOCK=128), "hang", 1))}
     process = here.start(FEW)
-    end = time.monotonic() + LIMIT_S
-    while len(compiled(here)) < 3 and time.monotonic() < end:
-        time.sleep(0.1)
+    until_it_hangs(here)  # which it does when everything is compiled
     process.kill()
     process.communicate(timeout=LIMIT_S)
     before = compiled(here)
@@ -255,8 +263,9 @@ def test_compiles_are_not_paid_twice(place: Make) -> None:
 def test_a_budget_ends_a_hang(place: Make) -> None:
     """A budget holds for the command as a whole, whatever a candidate does with its deadline."""
     here = place()
+    here.module = HURRIED
     here.script["misdeeds"] = misdeeds((REFERENCE, "hang", 1))
-    done = here.run(OPERATOR, "--budget", "6", "--launch-deadline", "900")
+    done = here.run(OPERATOR, "--budget", "600", "--launch-deadline", "1e9")
     assert done.returncode == 0, done.stderr
     assert "not tried, stays with its reference: the budget is spent" in done.stderr
 
@@ -264,7 +273,7 @@ def test_a_budget_ends_a_hang(place: Make) -> None:
 def test_a_budget_that_is_spent_leaves_rows(place: Make) -> None:
     """Problems that a budget leaves no time for are said to be left, and what was tried is kept."""
     here = place()
-    done = here.run(OPERATOR, *SHAPES, "--budget", "0.1", "--json")
+    done = here.run(OPERATOR, *SHAPES, "--budget", "1e-9", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["problems"] == []
     assert "the budget is spent: 3 problems left; run the command again" in done.stderr

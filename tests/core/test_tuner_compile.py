@@ -98,9 +98,7 @@ def test_what_a_misdeed_started_dies_with_it(pool: CompilePool, pids: Callable[[
 
 
 @pytest.mark.usefixtures("standstill")
-def test_a_late_answer_is_nobody_elses(
-    pool: CompilePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_late_answer_is_nobody_elses(pool: CompilePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after the deadline is not taken for the answer to the next job."""
     monkeypatch.setenv("FAKE_WORKER_GO", str(tmp_path / "go"))
     (late,) = compiled(pool, "late")
