@@ -80,7 +80,7 @@ class LastingRules(PluginConformance):
             elsewhere.start(write.__module__, "write", *asked, str(EACH * n), str(EACH), *meeting)
             for n in range(WRITERS)
         ]
-        ends = [process.communicate(timeout=elsewhere.DEADLINE_S) for process in processes]
+        ends = elsewhere.ends(processes)
         assert [(out.splitlines()[-1:], err) for out, err in ends if out.splitlines()[-1:] != ["true"]] == []
         kept = {found.key for found in self.opened(folder).entries(DEVICE)}
         assert kept == {entry(number).key for number in range(WRITERS * EACH)}
