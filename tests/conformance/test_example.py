@@ -22,9 +22,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def pip(*arguments: str) -> None:
     """Run pip of this interpreter, from no index."""
+    options = ("--isolated", "--disable-pip-version-check")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", *arguments, "--no-deps", "--no-index",
-         "-q"],
+        [sys.executable, "-m", "pip", *options, *arguments, "--no-deps", "--no-index", "-q"],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -82,7 +82,7 @@ def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads)
     return found
 
@@ -268,14 +268,14 @@ def test_a_fork_while_a_thread_tunes_leaves_the_child_free() -> None:
     def raises(kernel: str, config: Config, run: int) -> None:
         if config == BEST and not inside.is_set():
             inside.set()
-            go_on.wait(60)
+            go_on.wait(600)
 
     script = fast(raises=raises)
     here = session(script)
     with here.active():
         tuner = threading.Thread(target=call, args=(here,), daemon=True)
         tuner.start()
-        assert inside.wait(60)
+        assert inside.wait(600)
         child = os.fork()
         if child == 0:
             script.raises = Script().raises
@@ -283,6 +283,6 @@ def test_a_fork_while_a_thread_tunes_leaves_the_child_free() -> None:
             os._exit(0 if found == [True] else 1)
         _, status = os.waitpid(child, 0)
         go_on.set()
-        tuner.join(60)
+        tuner.join(600)
     assert os.waitstatus_to_exitcode(status) == 0
     assert timed(script)
