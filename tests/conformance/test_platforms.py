@@ -89,8 +89,6 @@ def seen_by_a_child(platform: Platform) -> list[list[str]]:
 class Described(DescribedPlatformConformance):
     """A vendor's platform without the device: two boards of one model, described to its plugin by fakes."""
 
-    pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
     @pytest.fixture
     def identities_elsewhere(self, platform: Platform) -> list[list[str]]:
         """What a child of fork finds: a fresh process has no fakes."""

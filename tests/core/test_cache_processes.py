@@ -29,8 +29,6 @@ def test_processes_lose_nothing(tmp_path):
     assert tomllib.loads(store.path(DEVICE).read_text())["entries"] == 320
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-
 PATIENCE_S = 300.0
 DECIDE = """
 from pathlib import Path

@@ -108,7 +108,6 @@ def in_child(work: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of fork in a process with threads
 def test_a_child_of_fork_can_launch_and_tune() -> None:
     """A child does not wait for locks that a thread of its parent held when it was forked."""
     made = scripted(prefers(FASTER))
