@@ -38,6 +38,7 @@ def own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         for name in [name for name in os.environ if name.startswith(OTHERS_WISHES) and name != "TRITON_INTERPRET"]:
             patch.delenv(name)
         patch.setenv("TERM", "xterm")
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))  # a home may take no files
         patch.setenv("KALIGN_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
@@ -71,7 +72,7 @@ def child() -> Callable[..., subprocess.CompletedProcess[str]]:
     """
 
     def run(code: str, *folders: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        inherited = {n: v for n, v in os.environ.items() if not n.startswith(("KALIGN_", "TRITON_"))}
+        inherited = {n: v for n, v in os.environ.items() if not n.startswith(("KALIGN_", "TRITON_INTERPRET"))}
         path = os.pathsep.join(filter(None, [*map(str, folders), str(ROOT), os.environ.get("PYTHONPATH")]))
         return subprocess.run(
             [sys.executable, "-c", code],
