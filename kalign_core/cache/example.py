@@ -15,7 +15,8 @@ from kalign_core.declare import Kernel, Role, axis_size
 from kalign_core.errors import KalignError
 from kalign_core.records import Argument, EntryKey, Problem
 
-_LAYOUTS = ("row", "padded", "col", "broadcast", "strided")
+_LAYOUTS = ("row", "padded", "col", "strided")
+_BROADCAST = "broadcast"
 _NUMBERS = {"1": 1, "n": 3, "d16": SPECIALISED_MULTIPLE, "nw": INT32_END + 1, "d16w": INT32_END}
 
 
@@ -68,7 +69,7 @@ def _arguments(kernel: Kernel, text: str, sizes: Mapping[str, int]) -> tuple[Arg
 def _strides(role: Role, words: Sequence[str], passed: Mapping[str, int], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Strides of the layout that ``words`` (dtype, layout, alignment) name, each of the class its parameter has."""
     shape = [axis_size(axis, sizes) for axis in role.shape]
-    layout = next((word for word in words[1:] if word in _LAYOUTS), "row")
+    layout = next((word for word in words[1:] if word in _LAYOUTS or word.startswith(_BROADCAST)), "row")
     for strides in _possible(layout, shape):
         fitted = tuple(_fitted(role, axis, stride, passed, sizes, layout) for axis, stride in enumerate(strides))
         if None not in fitted:
@@ -86,8 +87,8 @@ def _possible(layout: str, shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     elif layout == "strided":
         yield from (tuple(2 * stride for stride in strides) for strides in (rows, columns))
     else:
-        for repeated in ((0,), (1,), (0, 1)):
-            yield tuple(0 if axis in repeated else stride for axis, stride in enumerate(rows))
+        repeated = layout.removeprefix(_BROADCAST)
+        yield tuple(0 if str(axis) in repeated else stride for axis, stride in enumerate(rows))
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:

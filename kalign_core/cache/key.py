@@ -111,12 +111,13 @@ def layout_class(shape: Sequence[int], strides: Sequence[int], free: Sequence[bo
     """How ``shape`` lies in memory under ``strides`` (elements): by pattern, never by number.
 
     Empty for a contiguous vector or a scalar; ``row`` dense with the last axis innermost, ``padded`` the same with
-    gaps, ``col`` the first axis innermost, ``broadcast`` a stride of 0, else ``strided``. ``free`` marks the axes whose
-    stride no element ever uses, because they have size 1 in the whole bucket.
+    gaps, ``col`` the first axis innermost, ``broadcast01`` a stride of 0 at axes 0 and 1, else ``strided``. ``free``
+    marks the axes whose stride no element ever uses, because they have size 1 in the whole bucket.
     """
-    if any(stride == 0 and not unused for stride, unused in zip(strides, free, strict=True)):
-        return "broadcast"
     axes = list(zip(shape, strides, free, strict=True))
+    repeated = [str(axis) for axis, (_, stride, unused) in enumerate(axes) if stride == 0 and not unused]
+    if repeated:
+        return f"broadcast{''.join(repeated)}"
     tightness = _nesting(reversed(axes))
     if tightness == "dense":
         return "row" if len(axes) > 1 else ""

@@ -15,7 +15,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from kalign_core.environment import Environment
 from kalign_core.errors import UnknownName
 from kalign_core.records import PlatformRecord, StoreRecord
 
-DEADLINE_S = 120.0
+# Nothing is expected to take long, and a machine may be slow and busy.
+DEADLINE_S = 600.0
 # What importing a plugin and probing must not bring in: a device library, or a choice of platform.
 HEAVY = frozenset({"torch", "triton", "numpy", "kalign_core.hal"})
 _HARMLESS_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/tty")
@@ -38,7 +40,7 @@ def ask(question: str, *arguments: str) -> Any:
     did not end within ``DEADLINE_S``.
     """
     done = start(f"{__name__}", question, *arguments)
-    out, err = done.communicate(timeout=DEADLINE_S)
+    ((out, err),) = ends([done])
     if done.returncode:
         raise RuntimeError(f"{question}({', '.join(arguments)}) failed in a fresh process:\n{err}")
     return json.loads(out.splitlines()[-1])
@@ -55,6 +57,26 @@ def start(module: str, question: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def ends(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What each of ``processes``, which run side by side, wrote to its output and to its errors.
+
+    Where one fails, or does not end within ``DEADLINE_S``, all are killed: the others may wait for it. The latter
+    raises ``subprocess.TimeoutExpired``.
+    """
+
+    def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+        try:
+            return process.communicate(timeout=DEADLINE_S)
+        finally:
+            if process.returncode != 0:
+                for one in processes:
+                    one.kill()
+                process.communicate()
+
+    with ThreadPoolExecutor(len(processes)) as threads:
+        return list(threads.map(end_of, processes))
 
 
 def meet(folder: Path, processes: int) -> None:

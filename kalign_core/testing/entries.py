@@ -14,6 +14,7 @@ from kalign_core.records import Config, Entry, EntryKey, Identity, Toolchain
 from kalign_core.settings import Settings
 from kalign_core.testing import elsewhere
 
+FLUSHES = 100
 TOOLCHAIN = Toolchain.of(driver="580.1", runtime="13.0", torch="2.11.0", triton="3.6.0")
 DEVICE = Identity(
     vendor="acme",
@@ -90,7 +91,9 @@ def write(plugin: str, name: str, folder: str, first: str, count: str, meeting: 
     store.lookup(DEVICE, entry(int(first)).key)
     elsewhere.meet(Path(meeting), int(writers))
     accepted = [store.put(DEVICE, entry(number)) for number in range(int(first), int(first) + int(count))]
-    for _ in range(10):  # other processes may hold the file for longer than one attempt waits
-        if store.flush():
-            return all(accepted)
-    return False
+    return flushed(store) and all(accepted)
+
+
+def flushed(store: Store) -> bool:
+    """Whether what was put is on disk: a disk may be slow, or others hold the file, for longer than one flush waits."""
+    return any(store.flush() for _ in range(FLUSHES))

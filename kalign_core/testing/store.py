@@ -9,7 +9,7 @@ import pytest
 
 from kalign_core.cache.base import Store
 from kalign_core.records import Config, Toolchain
-from kalign_core.testing.entries import DEVICE, KEY, NAMELESS, OTHER_DEVICES, OTHER_KEYS, TOOLCHAIN, entry
+from kalign_core.testing.entries import DEVICE, KEY, NAMELESS, OTHER_DEVICES, OTHER_KEYS, TOOLCHAIN, entry, flushed
 from kalign_core.testing.store_files import LastingRules
 
 AWKWARD = "quotes \" and ' and back\\slashes, [brackets], # signs = and a snowman \u2603"
@@ -40,7 +40,7 @@ class StoreConformance(LastingRules):
         """A process that decides nothing leaves no folder behind."""
         store = self.opened(folder)
         assert store.lookup(DEVICE, KEY) is None
-        assert store.flush()
+        assert flushed(store)
         assert not folder.exists()
 
     def test_what_was_put_is_found(self, opened_store: Store) -> None:
@@ -58,7 +58,7 @@ class StoreConformance(LastingRules):
         """Text that means something to a file's format is found again by the next process."""
         odd = entry(1, key=dataclasses.replace(KEY, problem=AWKWARD), tuned_at=AWKWARD)
         accepted = opened_store.put(DEVICE, odd)
-        assert opened_store.flush()
+        assert flushed(opened_store)
         assert opened_store.lookup(DEVICE, odd.key) == odd
         assert not accepted or self.opened(folder).lookup(DEVICE, odd.key) == odd
 
@@ -78,10 +78,10 @@ class StoreConformance(LastingRules):
         store, other = self.opened(folder), entry(key=OTHER_KEYS[field], config=Config(ROWS=1))
         if not store.put(DEVICE, entry(key=KEY)):
             pytest.skip("the store keeps nothing on disk")
-        assert store.flush()
+        assert flushed(store)
         assert self.opened(folder).lookup(DEVICE, OTHER_KEYS[field]) is None
         store.put(DEVICE, other)
-        assert store.flush()
+        assert flushed(store)
         again = self.opened(folder)
         assert (again.lookup(DEVICE, KEY), again.lookup(DEVICE, OTHER_KEYS[field])) == (entry(key=KEY), other)
 
@@ -107,7 +107,7 @@ class StoreConformance(LastingRules):
         partly = Toolchain.of(**{**dict(TOOLCHAIN.facts), "driver": "unknown"})
         found = entry(key=dataclasses.replace(KEY, toolchain=partly))
         assert opened_store.put(DEVICE, found) is False
-        assert opened_store.flush()
+        assert flushed(opened_store)
         assert opened_store.lookup(DEVICE, found.key) == found
         assert self.opened(folder).entries(DEVICE) == ()
 
@@ -116,7 +116,7 @@ class StoreConformance(LastingRules):
         self.keep(opened_store, 1)
         better = entry(1, config=Config(ROWS=4), cold_us=10.0)
         opened_store.put(DEVICE, better)
-        assert opened_store.flush()
+        assert flushed(opened_store)
         assert opened_store.lookup(DEVICE, better.key) == better
         assert [found for found in opened_store.entries(DEVICE) if found.key == better.key] == [better]
 

@@ -15,7 +15,7 @@ import pytest
 
 from kalign_core.cache.base import Store
 from kalign_core.testing import elsewhere
-from kalign_core.testing.entries import DEVICE, NAMELESS, entry, open_store, write
+from kalign_core.testing.entries import DEVICE, NAMELESS, entry, flushed, open_store, write
 from kalign_core.testing.plugin import PluginConformance
 
 WRITERS, EACH = 4, 10
@@ -48,7 +48,7 @@ class LastingRules(PluginConformance):
         """Have ``store`` keep these decisions, on disk where it lasts."""
         for number in numbers:
             assert store.put(DEVICE, entry(number)) is self.lasting
-        assert store.flush()
+        assert flushed(store)
 
     @pytest.fixture
     def on_disk(self, folder: Path) -> Path:
@@ -67,7 +67,7 @@ class LastingRules(PluginConformance):
         """A decision that was removed is not there for the next process either; the others are."""
         store = self.opened(on_disk)
         assert store.remove(DEVICE, [entry(2).key]) == 1
-        assert store.flush()
+        assert flushed(store)
         assert {found.key for found in self.opened(on_disk).entries(DEVICE)} == {entry(1).key, entry(3).key}
 
     def test_writers_lose_nothing_of_each_other(self, folder: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ class LastingRules(PluginConformance):
             elsewhere.start(write.__module__, "write", *asked, str(EACH * n), str(EACH), *meeting)
             for n in range(WRITERS)
         ]
-        ends = [process.communicate(timeout=elsewhere.DEADLINE_S) for process in processes]
+        ends = elsewhere.ends(processes)
         assert [(out.splitlines()[-1:], err) for out, err in ends if out.splitlines()[-1:] != ["true"]] == []
         kept = {found.key for found in self.opened(folder).entries(DEVICE)}
         assert kept == {entry(number).key for number in range(WRITERS * EACH)}
@@ -136,5 +136,5 @@ class LastingRules(PluginConformance):
         """Decisions for a device whose identity could not be read are not stored, and not found by the next one."""
         store = self.opened(folder)
         assert store.put(NAMELESS, entry(1)) is False
-        assert store.flush()
+        assert flushed(store)
         assert self.opened(folder).entries(NAMELESS) == ()

@@ -16,7 +16,7 @@ from kalign_core.testing.field import Endless, Field
 from kalign_core.testing.plugin import PluginConformance
 from kalign_core.tuner.measure import Contender
 
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0  # of a strategy that waits for something that does not come; one that measures on is told at once
 # A strategy that wants more readings than this of every candidate is not narrowing a field, it is measuring it.
 MOST_READINGS_EACH = 100
 READINGS_EACH_IN_HASTE = 5

@@ -79,7 +79,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     report = tmp_path_factory.mktemp("bad") / "report.xml"
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junit-xml={report}", str(SUITES)],
-        cwd=ROOT, capture_output=True, check=False, timeout=600,
+        cwd=ROOT, capture_output=True, check=False, timeout=1800,
         env={**os.environ, "PYTHONPATH": search_path(ROOT), "TRITON_INTERPRET": "1", "KALIGN_PLATFORM": "cpu"},
     )  # fmt: skip
     found: dict[str, set[str]] = {}

@@ -22,9 +22,10 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 def pip(*arguments: str) -> None:
     """Run pip of this interpreter, from no index."""
+    options = ("--isolated", "--disable-pip-version-check")
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments, "--no-deps", "--no-index", "-q"],
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-m", "pip", *options, *arguments, "--no-deps", "--no-index", "-q"],
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
@@ -102,7 +103,7 @@ def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", str(EXAMPLE / "pyproject.toml"),
          str(EXAMPLE / "tests")],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=1800, check=False,
         env={**os.environ, "PYTHONPATH": search_path(site, ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:]

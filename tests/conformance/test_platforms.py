@@ -63,7 +63,8 @@ class TestReplay(PlatformConformance):
         readings = []
         for scripted_us in (100.0, 200.0):
             ground.platform.script.time_us = Clock(other_us=scripted_us)
-            readings.append(self.least_us(ground, work[0]))
+            with self.timed(ground, work[0]) as sampler:
+                readings.append(sampler.sample_us())
         assert readings == [100.0, 200.0]
 
 
@@ -72,10 +73,12 @@ def seen_by_a_child(platform: Platform) -> list[list[str]]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        with os.fdopen(writing, "w") as pipe:
-            for device in platform.devices():
-                pipe.write(f"{platform.identity(device)!r}\n{platform.toolchain(device)!r}\n")
-        os._exit(0)
+        try:
+            with os.fdopen(writing, "w") as pipe:
+                for device in platform.devices():
+                    pipe.write(f"{platform.identity(device)!r}\n{platform.toolchain(device)!r}\n")
+        finally:
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         lines = pipe.read().splitlines()
@@ -85,8 +88,6 @@ def seen_by_a_child(platform: Platform) -> list[list[str]]:
 
 class Described(DescribedPlatformConformance):
     """A vendor's platform without the device: two boards of one model, described to its plugin by fakes."""
-
-    pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
     @pytest.fixture
     def identities_elsewhere(self, platform: Platform) -> list[list[str]]:

@@ -89,7 +89,7 @@ def test_a_record_that_is_not_there_is_an_unknown_name() -> None:
     [
         ("import json", ""),
         ("open('/dev/null').close()", ""),
-        ("open('/dev/full', 'w').close()", "opens /dev/full"),
+        ("import contextlib\nwith contextlib.suppress(OSError): open('/dev/npu0')", "opens /dev/npu0"),
         ("import ctypes; ctypes.CDLL('libc.so.6')", "loads the library libc.so.6"),
         ("import subprocess, sys; subprocess.run([sys.executable, '-V'])", "calls subprocess.Popen"),
         ("import kalign_core.hal", "imports kalign_core.hal"),

@@ -113,7 +113,7 @@ def entry(number: int = 1, **changes: Any) -> Entry:
     return dataclasses.replace(made, **changes)
 
 
-def store_in(folder: Path, lock_wait_s: float = 2.0) -> TomlStore:
+def store_in(folder: Path, lock_wait_s: float = 60.0) -> TomlStore:
     """A store of its own, as another process would have it, on the files in ``folder``."""
     return TomlStore(Settings(cache_dir=folder), lock_wait_s)
 

@@ -1,21 +1,26 @@
-"""Fixtures that several modules share: ``kalign tune`` in processes of its own, calls that are recalled."""
+"""Fixtures that several modules share: ``kalign tune`` in processes of its own, deadlines, calls that are recalled."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from kalign_core.hal import torch_compat
 from kalign_core.session import Session
+from kalign_core.tuner import child as child_process
 from tests.core.pinned import PinnedPlatform, Scaled
 from tests.core.scripted import CountingStore, scripted
+from tests.core.standstill import Standstill
 from tests.core.tune_process import PLUGIN, Place
 
-# How fast a machine is, or how busy, is no property of what is tested.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# The same examples on every machine and at every load: no example has a deadline, and none is drawn by chance.
+settings.register_profile("kalign", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("kalign")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,14 @@ def place(tmp_path_factory: pytest.TempPathFactory, distribution: Callable[..., 
         return Place(folder)
 
     return make
+
+
+@pytest.fixture
+def standstill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For whoever waits for a process, time passes only while a fake worker hangs: one at a time, or all are late."""
+    path = tmp_path / "hangs"
+    monkeypatch.setenv("FAKE_WORKER_HANGS", str(path))
+    monkeypatch.setattr(child_process, "time", SimpleNamespace(monotonic=Standstill(path), sleep=time.sleep))
 
 
 @pytest.fixture(params=["torch's check", "our own"])

@@ -2,7 +2,8 @@
 
 What to do is the job's kernel name, or what ``FAKE_WORKER_PLAN`` (JSON) gives for one of the job's types
 (``out=*fp32``), options (``num_warps=2``) or constants by place (``4=128``). Process ids go to the file
-``FAKE_WORKER_PIDS``, one a line, so that a test can see who is left.
+``FAKE_WORKER_PIDS``, one a line, so that a test can see who is left. Who hangs says so in ``FAKE_WORKER_HANGS``, for a
+clock to see (``standstill.py``); who is late answers when the file ``FAKE_WORKER_GO`` is there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+from standstill import say_that_it_hangs
 
 FOREVER = 3600
 
@@ -43,6 +47,14 @@ def grandchild() -> None:
     note(subprocess.Popen([sys.executable, "-S", "-c", code]).pid)
 
 
+def hang() -> None:
+    """Never answer."""
+    path = os.environ.get("FAKE_WORKER_HANGS")
+    said = say_that_it_hangs(Path(path)) if path else None
+    time.sleep(FOREVER)
+    del said
+
+
 def answer(job: dict) -> None:
     what = plan(job)
     if what == "abort":
@@ -56,14 +68,14 @@ def answer(job: dict) -> None:
     elif what == "exit":
         raise SystemExit(3)
     elif what == "sleep":
-        time.sleep(FOREVER)
+        hang()
     elif what == "stubborn":
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        time.sleep(FOREVER)
+        hang()
     elif what == "grandchild":
         grandchild()
-        time.sleep(FOREVER)
+        hang()
     elif what == "grandchild, then abort":
         grandchild()
         os.abort()
@@ -78,8 +90,11 @@ def answer(job: dict) -> None:
         sys.stdout.flush()
         os._exit(0)
     elif what == "late":
-        time.sleep(5.0)
+        said = say_that_it_hangs(Path(os.environ["FAKE_WORKER_HANGS"]))
+        while not os.path.exists(os.environ["FAKE_WORKER_GO"]):
+            time.sleep(0.01)
         say(json.dumps({"hash": "late"}))
+        said.close()
     elif what == "fails":
         say(json.dumps({"failure": "PTXASError: register allocation failed"}))
     elif what == "unimportable":

@@ -25,6 +25,7 @@ CALLS = {
     "transposed, padded": scaled(T=7, H=80, strides=(1, 16)),
     "expanded rows": scaled(T=7, H=80, strides=(0, 1)),
     "expanded columns": scaled(T=7, H=80, strides=(80, 0)),
+    "expanded both ways": scaled(T=7, H=80, strides=(0, 0)),
     "every second element": scaled(T=7, H=80, strides=(160, 2)),
     "unaligned": scaled(x=dataclasses.replace(scaled().argument("x"), aligned=False)),
     "another dtype": scaled(weight=Argument("weight", "fp32", (1,))),

@@ -142,7 +142,7 @@ def test_memory_stays_flat(folder: Path, counts: list[int], mode: str) -> None:
 
 
 HITS = """
-import gc, json, sys
+import gc, json, sys, threading
 from pathlib import Path
 import torch
 import kalign_core as kalign
@@ -151,10 +151,10 @@ from tests.core.test_cache_operator import deciding, ops
 here = deciding(Path({folder!r}))
 memory, weight = torch.empty(128, 16), torch.ones(16)
 x = memory[:100]
-events, watching = [], False
+events, watching, mine = [], False, threading.get_ident()
 
 def watch(event, arguments):
-    if watching:
+    if watching and threading.get_ident() == mine:
         events.append(event)
 
 def hit(times):

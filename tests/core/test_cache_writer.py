@@ -9,7 +9,7 @@ import pytest
 from kalign_core.cache import writer
 from kalign_core.cache.writer import Writer
 
-PATIENCE_S = 20.0
+PATIENCE_S = 600.0
 
 
 class Work:

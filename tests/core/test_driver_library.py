@@ -14,6 +14,7 @@ import pytest
 
 from kalign_core import driver_library
 from kalign_core.driver_library import Library, foreign_processes, number, pci_device_id, pci_location, text
+from tests.hanging import Hanging
 
 
 @pytest.fixture(autouse=True)
@@ -68,17 +69,16 @@ def test_a_missing_library_is_said_once(caplog: pytest.LogCaptureFixture) -> Non
     assert [(record.levelno, record.message) for record in caplog.records] == [(logging.WARNING, "there is none")]
 
 
-def test_a_library_that_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One that does not answer costs its deadline once; it is not asked again while it hangs, and is afterwards."""
-    gate, ours = threading.Event(), library()
-    ours.limit_s = 0.05
+    hanging, ours = Hanging(), library()
     asked: list[str] = []
-    hanging = module(start=gate.wait)
-    assert [ours.query(lambda smi: 1, 0, hanging) for _ in range(2)] == [0, 0]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading, "Thread", hanging.threads())
+        assert [ours.query(lambda smi: 1, 0, module(start=hanging)) for _ in range(2)] == [0, 0]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    gate.set()
-    for worker in ours._stuck:
-        worker.join()
+    assert len(hanging.started) == 1
+    hanging.release()
     assert ours.query(lambda smi: asked.append("now") or 1, 0, module()) == 1
 
 

@@ -100,7 +100,7 @@ def in_child(work: Callable[[], bool]) -> bool:
             os._exit(0 if work() else 1)
         finally:
             os._exit(2)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -112,7 +112,6 @@ def in_child(work: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # newer Pythons warn of fork in a process with threads
 def test_a_child_of_fork_can_launch_and_tune() -> None:
     """A child does not wait for locks that a thread of its parent held when it was forked."""
     made = scripted(prefers(FASTER))
@@ -136,7 +135,7 @@ def test_a_child_of_fork_can_launch_and_tune() -> None:
             with kalign.using(mode="tune"):
                 fine = torch.equal(scale(X), X * 2)
             made.say("a warning")
-            return fine and len(kalign.explain(scale, X)) == 1 and session._making.acquire(timeout=1)
+            return fine and len(kalign.explain(scale, X)) == 1 and session._making.acquire(timeout=60)
 
         try:
             assert in_child(work)

@@ -35,12 +35,12 @@ from tests.core.tuner_samples import (
 )
 
 TARGET = ("fake", 1, 32)
-QUICK = replace(EFFORT, compile_deadline_s=3.0)
 
 
 @pytest.fixture
-def pool() -> Iterator[CompilePool]:
-    made = CompilePool(2, FAKE_WORKER)
+def pool(request: pytest.FixtureRequest) -> Iterator[CompilePool]:
+    """Two processes; one where time stands still for it, because whoever hangs makes time pass for all."""
+    made = CompilePool(1 if "standstill" in request.fixturenames else 2, FAKE_WORKER)
     yield made
     made.close()
 
@@ -75,13 +75,14 @@ def test_candidates_are_compiled_in_processes(here: Bed) -> None:
     assert (winner_of(report), report.failed, report.duplicates) == (BEST, [], 0)
 
 
+@pytest.mark.usefixtures("standstill")
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
         ("abort", "the compiler died of SIGABRT: LLVM ERROR: no layout for this tile"),
         ("segfault", "the compiler died of SIGSEGV"),
         ("exit", "the compiler ended with status 3"),
-        ("sleep", "timeout at 3 s"),
+        ("sleep", "timeout at 60 s"),
         ("fails", "PTXASError: register allocation failed"),
         ("garbage", "the compiler's answer could not be read (Expecting value: line 1 column 1 (char 0))"),
     ],
@@ -89,7 +90,7 @@ def test_candidates_are_compiled_in_processes(here: Bed) -> None:
 def test_a_compiler_that_misbehaves_costs_its_candidates(here: Bed, plan: Any, what: str, reason: str) -> None:
     """Candidates whose compiler aborts, hangs or lies fail with a short reason; the others are tuned."""
     plan({"num_warps=2": what})
-    report = here.tune(effort=QUICK if what == "sleep" else EFFORT)
+    report = here.tune()
     assert reasons(report) == {reason}
     assert {config.num_warps for config, _ in report.failed} == {2}
     assert (len(report.failed), winner_of(report), report.storable) == (4, SECOND, True)
@@ -103,21 +104,22 @@ def test_where_every_compile_aborts_the_reference_serves(here: Bed, plan: Any) -
     assert (winner_of(report), len(report.failed), report.storable) == (REFERENCE, 15, True)
 
 
+@pytest.mark.usefixtures("standstill")
 def test_where_every_compile_hangs_nothing_is_stored(here: Bed, plan: Any) -> None:
     """Deadlines may be the machine's load: the reference serves and the next process tries again."""
     plan({"4=16": "sleep", "4=32": "sleep", "4=128": "sleep", "num_warps=4": "sleep"})
-    effort = replace(EFFORT, candidates=4, compile_deadline_s=0.3)
-    report = here.tune(effort=effort)
+    report = here.tune(effort=replace(EFFORT, candidates=4))
     assert winner_of(report) == REFERENCE
     assert report.reason == "no candidate could be timed; 4 failed for want of time or memory"
 
 
+@pytest.mark.usefixtures("standstill")
 def test_a_crash_is_remembered_and_a_deadline_is_not(here: Bed, plan: Any) -> None:
     """For the rest of the process a candidate that crashed the compiler is out, one that was late is tried again."""
     plan({"4=128": "abort", "num_warps=8": "sleep"})
-    first = here.tune(effort=QUICK)
+    first = here.tune()
     plan({})
-    again = here.tune(effort=QUICK, problem=problem(8), key=key("T<=8 H=8"))
+    again = here.tune(problem=problem(8), key=key("T<=8 H=8"))
     crashed = [(config, reason) for config, reason in first.failed if "SIGABRT" in reason]
     assert (len(first.failed), len(crashed), again.failed) == (7, 3, crashed)
     assert winner_of(again) == SECOND
@@ -127,11 +129,11 @@ def test_the_next_process_does_not_meet_the_same_crash(here: Bed, plan: Any, poo
     """A candidate that crashed its compiler in one process is out in the next one too, which compiles the others."""
     plan({"4=128": "abort"})
     pool.failures.keep_in(tmp_path / "scripted.toml")
-    first = here.tune(effort=QUICK)
-    plan({"4=128": "sleep"})  # were one of them compiled again, it would be late
+    first = here.tune()
+    plan({"4=128": "exit"})  # were one of them compiled again, its reason would be another
     other = CompilePool(2, FAKE_WORKER)
     other.failures.keep_in(tmp_path / "scripted.toml")
-    again = Bed(here.script, pool=other).tune(effort=QUICK)
+    again = Bed(here.script, pool=other).tune()
     other.close()
     assert reasons(first) == {"the compiler died of SIGABRT: LLVM ERROR: no layout for this tile"}
     assert (len(first.failed), again.failed, winner_of(again)) == (4, first.failed, SECOND)
@@ -197,12 +199,13 @@ def test_a_kernel_no_process_can_import_is_compiled_here(
     assert warnings[0].startswith("double is compiled in this process, where a compiler that dies takes it along: ")
 
 
+@pytest.mark.usefixtures("standstill")
 @pytest.mark.parametrize(("what", "expected"), [("abort", REFERENCE), ("sleep", REFERENCE), ("fails", BEST)])
 def test_what_only_the_gate_runs_is_compiled_elsewhere_first(here: Bed, plan: Any, what: str, expected: Config) -> None:
     """Code that the gate needs beside the candidate's own cannot bring a compiler down in this process."""
     plan({"out=*fp64": what})
     x, out = data("T", "H", strides=("H", 1)), written("T", "H", strides=("H", 1), observe="fp64")
-    report = here.tune(declared(double, "double", args={"x": x, "out": out}), effort=QUICK)
+    report = here.tune(declared(double, "double", args={"x": x, "out": out}))
     assert winner_of(report) == expected
     assert all(reason.endswith(", in a form that only the gate runs") for reason in reasons(report))
     assert len(report.failed) == (0 if expected == BEST else EFFORT.finalists)

@@ -240,11 +240,11 @@ def test_devices_are_timed_on_by_one_tuning_each() -> None:
     """A second tuning waits for the device, the same thread's inner one does not, and another device is free."""
     with measure.alone_on(7), measure.alone_on(7):
         free, free_entered = entering(8)
-        free.join(10)
+        free.join(60)
         waiting, entered = entering(7)
         waiting.join(0.05)
         assert (free_entered.is_set(), entered.is_set()) == (True, False)
-    waiting.join(10)
+    waiting.join(60)
     assert entered.is_set()
 
 
@@ -254,6 +254,6 @@ def test_a_fork_frees_the_device() -> None:
         child = os.fork()
         if child == 0:
             thread, entered = entering(7)
-            thread.join(10)
+            thread.join(60)
             os._exit(0 if entered.is_set() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -183,7 +183,7 @@ def test_another_process_shows_the_refutation_again() -> None:
     # Which platform it runs on is that process's choice; here there is the interpreter.
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "KALIGN_PLATFORM": "cpu"}
     command = [sys.executable, "-m", "kalign_core", *words, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=600)
     assert done.returncode == 1, done.stderr
     again = json.loads(done.stdout)["refutation"]
     assert (again["check"], again["argument"], again["repeat"]) == (found.check, found.argument, found.repeat)

@@ -21,7 +21,10 @@ import kalign_core as kalign
 from kalign_core.hal.replay import ReplayPlatform, Script
 from kalign_core.ops.base import random_tensor
 from kalign_core.ops.noting import launch
+from kalign_core.records import Config
+from tests.core.standstill import Standstill, say_that_it_hangs
 from tests.core.tuner_samples import BEST, declared, double_kernel
+from tests.search_path import search_path
 
 import triton  # isort: skip
 import triton.language as tl  # isort: skip
@@ -29,7 +32,8 @@ import triton.language as tl  # isort: skip
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = "tests.core.tune_process:doubling"
 FEW = "tests.core.tune_process:doubling_few"
-LIMIT_S = 240.0
+LIMIT_S = 600.0
+REAL, HURRIED = "kalign_core", "tests.core.tune_command"
 PLUGIN = """
 from kalign_core.hookspecs import hookimpl
 from kalign_core.records import Evidence, PlatformRecord
@@ -87,35 +91,70 @@ doubling, doubling_few = Doubling(), DoublingFew()
 
 
 class FromFile(ReplayPlatform):
-    """The scripted platform that follows the file ``REPLAY_SCRIPT``."""
+    """The scripted platform that follows the file ``REPLAY_SCRIPT``, and says in ``REPLAY_HANGS`` that it hangs.
+
+    With ``REPLAY_STOPS_AFTER`` it hangs at the first launch after so many decisions are on disk.
+    """
 
     def __init__(self) -> None:
-        super().__init__(Script.read(Path(os.environ["REPLAY_SCRIPT"])))
+        path = Path(os.environ["REPLAY_SCRIPT"])
+        script = Script.read(path)
+        planned = json.loads(path.read_text(encoding="utf-8")).get("misdeeds", {})
+        self._hangs = {text: told["at"] for text, told in planned.items() if told["what"] == "hang"}
+        self._then, script.raises = script.raises, self._raises
+        self._stops_after = float(os.environ.get("REPLAY_STOPS_AFTER", "inf"))
+        super().__init__(script)
+
+    def _raises(self, kernel: str, config: Config, run: int) -> BaseException | None:
+        """What the script says, and that it is about to hang where it is."""
+        stops = decided(Path(os.environ["KALIGN_CACHE_DIR"])) >= self._stops_after
+        if stops or self._hangs.get(str(config)) == run:
+            self._said = say_that_it_hangs(Path(os.environ["REPLAY_HANGS"]))
+        while stops:
+            time.sleep(1.0)
+        return self._then(kernel, config, run)
+
+
+def decided(cache: Path) -> int:
+    """How many decisions are on disk."""
+    files = [path for path in cache.glob("*.toml") if not path.name.endswith(".failures.toml")]
+    return sum(path.read_text(encoding="utf-8").count("[[entry]]") for path in files)
 
 
 @dataclass
 class Place:
-    """A folder with a plugin, a script and a cache, and the command run in it."""
+    """A folder with a plugin, a script and a cache, and the command run in it.
+
+    For the ``module`` ``HURRIED`` in place of ``kalign_core`` time passes only while a candidate hangs.
+    """
 
     folder: Path
+    module: str = REAL
     script: dict[str, Any] = field(default_factory=lambda: {"times_us": {str(BEST): 50.0}})
+
+    @property
+    def hangs(self) -> Path:
+        """The file in which a process says that it hangs."""
+        return self.folder / "hangs"
 
     @property
     def cache(self) -> Path:
         """The folder of the decisions."""
         return self.folder / "cache"
 
-    def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-        """``kalign tune OPERATOR arguments`` as a process of its own."""
+    def start(self, *arguments: str, stops_after: int | None = None, **options: Any) -> subprocess.Popen[str]:
+        """``kalign tune arguments`` as a process of its own, which hangs once ``stops_after`` decisions are made."""
         path = self.folder / "script.json"
         path.write_text(json.dumps(self.script))
+        self.hangs.unlink(missing_ok=True)  # the last process may be dying still
         inherited = {n: v for n, v in os.environ.items() if not n.startswith(("KALIGN_", "TRITON_"))}
         ours = {
-            "PYTHONPATH": os.pathsep.join((str(self.folder), str(ROOT))),
+            "PYTHONPATH": search_path(self.folder, ROOT), "REPLAY_HANGS": str(self.hangs),
             "KALIGN_PLATFORM": "replay", "KALIGN_CACHE_DIR": str(self.cache), "TRITON_INTERPRET": "1",
             "REPLAY_SCRIPT": str(path), "TRITON_CACHE_DIR": str(self.folder / "triton"),
+            **({} if stops_after is None else {"REPLAY_STOPS_AFTER": str(stops_after)}),
         }  # fmt: skip
-        command = [sys.executable, "-m", "kalign_core", "tune", *arguments]
+        command = [sys.executable, "-m", self.module, "tune", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen(command, env={**inherited, **ours}, **{**pipes, **options})
 
@@ -149,7 +188,15 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def gone(pids: list[int], limit_s: float = 20.0) -> bool:
+def until_it_hangs(here: Place, limit_s: float = LIMIT_S) -> None:
+    """Wait until a process of ``here`` hangs."""
+    clock, end = Standstill(here.hangs), time.monotonic() + limit_s
+    while not clock():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def gone(pids: list[int], limit_s: float = LIMIT_S) -> bool:
     """Whether none of ``pids`` lives, after a while; a zombie does not."""
     end = time.monotonic() + limit_s
     while any(map(_lives, pids)) and time.monotonic() < end:

@@ -16,6 +16,7 @@ import pytest
 
 from kalign_cuda import identity
 from tests.cuda.fakes import FUNCTIONS, Board, FakeNvml, Unreachable, properties, uuid_of
+from tests.hanging import Hanging
 
 # --- how NVML is asked --------------------------------------------------------------------------------------------
 
@@ -38,25 +39,15 @@ def test_threads_take_turns() -> None:
 
 def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A call that does not return costs the deadline once, and one warning; later queries go on without NVML."""
-    started: list[str] = []
-
-    class Counted(threading.Thread):
-        def start(self) -> None:
-            started.append(self.name)
-            super().start()
-
-    monkeypatch.setattr(identity.NVML, "limit_s", 0.05)
-    monkeypatch.setattr(threading, "Thread", Counted)
-    gate = threading.Event()
-    nvml = FakeNvml(Board(), nvmlInit=gate.wait)
+    hanging = Hanging()
+    monkeypatch.setattr(threading, "Thread", hanging.threads())
+    nvml = FakeNvml(Board(), nvmlInit=hanging)
     try:
         found = [identity.identity(properties(), nvml).key for _ in range(3)]
         assert (found, nvml.calls) == ([f"GPU-{uuid_of(0)}"] * 3, ["nvmlInit"])
-        assert (len(started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
+        assert (len(hanging.started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
     finally:
-        gate.set()
-        for worker in identity.NVML._stuck:
-            worker.join()
+        hanging.release()
 
 
 FORKS = """

@@ -35,7 +35,7 @@ def test_the_example_can_be_copied(tmp_path: Path) -> None:
     assert 'npu = "kalign_npu.plugin"' in (copy / "pyproject.toml").read_text(encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "contract or names_a_file"],
-        cwd=copy, capture_output=True, text=True, timeout=120, check=False,
+        cwd=copy, capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "PYTHONPATH": search_path(copy, ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kalign_rocm import identity
+from tests.hanging import Hanging
 from tests.rocm.fakes import FUNCTIONS, FakeSmi, Processor, Unreachable, properties
 
 # --- how amdsmi is asked ------------------------------------------------------------------------------------------
@@ -45,25 +46,15 @@ def test_threads_take_turns(machine: Path) -> None:
 
 def test_a_driver_that_hangs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A call that does not return costs the deadline once, and one warning; later queries go on without amdsmi."""
-    started: list[str] = []
-
-    class Counted(threading.Thread):
-        def start(self) -> None:
-            started.append(self.name)
-            super().start()
-
-    monkeypatch.setattr(identity.AMDSMI, "limit_s", 0.05)
-    monkeypatch.setattr(threading, "Thread", Counted)
-    gate = threading.Event()
-    smi = FakeSmi(Processor(), amdsmi_init=gate.wait)
+    hanging = Hanging()
+    monkeypatch.setattr(threading, "Thread", hanging.threads())
+    smi = FakeSmi(Processor(), amdsmi_init=hanging)
     try:
         found = [identity.identity(properties(), smi).name for _ in range(3)]
         assert (found, smi.calls) == (["AMD Instinct MI300X"] * 3, ["amdsmi_init"])
-        assert (len(started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
+        assert (len(hanging.started), [record.levelno for record in caplog.records]) == (1, [logging.WARNING])
     finally:
-        gate.set()
-        for worker in identity.AMDSMI._stuck:
-            worker.join()
+        hanging.release()
 
 
 FORKS = """

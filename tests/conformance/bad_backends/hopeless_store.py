@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -45,4 +47,8 @@ class HopelessStore(Store):
         return found
 
     def _write(self, pairs: list[tuple[Identity, Entry]]) -> None:
-        self._path.write_bytes(pickle.dumps(pairs))
+        """Replace the list, so that a process which reads it meanwhile fails by nothing but what it reads."""
+        descriptor, name = tempfile.mkstemp(dir=self._path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pickle.dumps(pairs))
+        os.replace(name, self._path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +12,8 @@ from kalign_core.records import Config, Identity, Problem
 
 if TYPE_CHECKING:
     from kalign_core.declare import Kernel
+
+ASKING_US = 1.0  # what it takes to ask for a launch, on a clock that no machine's load moves
 
 
 class LatePlatform(CpuPlatform):
@@ -47,10 +48,9 @@ class _LaunchSampler(Sampler):
         self._launch, self._calls = launch, calls
 
     def sample_us(self) -> float:
-        start = time.perf_counter()
         for arguments in self._calls:
             self._launch(*arguments)
-        return (time.perf_counter() - start) / len(self._calls) * 1e6
+        return ASKING_US
 
 
 class ByModelPlatform(CpuPlatform):
