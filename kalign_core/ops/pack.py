@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -149,10 +151,9 @@ def _flat(tensor: torch.Tensor, leading: int) -> torch.Tensor:
 
 def _lengths(sizes: Sizes, seed: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Where sequences of random lengths from half of ``S`` up begin and end, and their sum."""
-    generator = torch.Generator("cpu").manual_seed(seed + 1)
-    lengths = torch.randint(sizes["S"] // 2, sizes["S"] + 1, (sizes["B"],), generator=generator, device="cpu")
-    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-    return ends.to(device), int(ends[-1])
+    drawn = random.Random(seed + 1)  # noqa: S311  # not torch's: lengths are numbers of the host, always
+    ends = [0, *itertools.accumulate(drawn.randint(sizes["S"] // 2, sizes["S"]) for _ in range(sizes["B"]))]
+    return torch.tensor(ends, dtype=torch.int32, device=device), ends[-1]
 
 
 def _check_pack(padded: torch.Tensor, cu_seqlens: torch.Tensor, total: int, side: str) -> None:
