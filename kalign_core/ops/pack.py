@@ -152,7 +152,7 @@ def _flat(tensor: torch.Tensor, leading: int) -> torch.Tensor:
 def _lengths(sizes: Sizes, seed: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """Where sequences of random lengths from half of ``S`` up begin and end, and their sum."""
     drawn = random.Random(seed + 1)  # noqa: S311  # not torch's: lengths are numbers of the host, always
-    ends = [0, *itertools.accumulate(drawn.randint(sizes["S"] // 2, sizes["S"]) for _ in range(sizes["B"]))]
+    ends = [0, *itertools.accumulate(drawn.randint(-(-sizes["S"] // 2), sizes["S"]) for _ in range(sizes["B"]))]
     return torch.tensor(ends, dtype=torch.int32, device=device), ends[-1]
 
 
