@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling, is_exporting
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.group_advantage import group_advantage_kernel
 from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor
-from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import DTYPES, check_constants
@@ -63,8 +63,7 @@ class GroupAdvantage(Operator):
 
 def forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:
     """The operator itself."""
-    rest = (group_size, type(group_size), normalise)  # True is no size, and equals 1
-    return _FORWARD((rewards,), rest, (rewards, group_size, normalise))
+    return _FORWARD((rewards,), (exact(group_size), exact(normalise)), (rewards, group_size, normalise))
 
 
 def _forward(rewards: torch.Tensor, group_size: int, normalise: bool) -> torch.Tensor:

@@ -28,11 +28,13 @@ trace_in_force: Callable[[], Trace | None] = _trace.get
 
 
 def exact(number: Any) -> Any:
-    """``number`` as a part of a key: 0.0 and -0.0, which compare as equal, are told apart."""
-    try:
-        return number or repr(number)
-    except (RuntimeError, ValueError):  # a tensor or an array is no number; the operator's checks say so
-        return number
+    """``number`` as a part of a key: what compares as equal and is another is told apart.
+
+    Such are 0.0 and -0.0, and True, 1, 1.0 and a tensor of one, of which operators take some and refuse the others.
+    Asks nothing of a tensor, whose device the host would wait for.
+    """
+    kind = number.__class__
+    return (number or repr(number)) if kind is float else (kind, number)
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

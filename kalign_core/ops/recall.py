@@ -67,7 +67,7 @@ class Form(Generic[R]):
         """``plain(*args)``: recalled where a call of the same kind is known, else run and noted for the next one.
 
         ``given`` are the tensors among ``args``, which are those and then ``rest`` unless said. ``rest`` holds every
-        other argument and which of the tensors there are, numbers as ``exact`` gives them where they may be zero.
+        other argument and which of the tensors there are, what a caller may give otherwise as ``exact`` makes it.
         Raises ``DeclarationError`` where an argument is missing, ``BadArgument`` for tensors whose bytes a kernel
         cannot read.
         """

@@ -12,7 +12,7 @@ from kalign_core.errors import BadArgument
 from kalign_core.kernels.rope import rope_kernel
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor, rows_of
-from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
 from kalign_core.ops.tokens import check_constants
@@ -44,7 +44,7 @@ class Rope(Operator):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False
     ) -> torch.Tensor:
         if not is_dynamo_compiling():
-            result = _TURNED.again((x, cos, sin), (interleaved, 1.0))
+            result = _TURNED.again((x, cos, sin), (exact(interleaved), 1.0))
             if result is not None:
                 return result
         try:
@@ -76,12 +76,12 @@ class Rope(Operator):
 
 def forward(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The operator without gradients."""
-    return _TURNED((x, cos, sin), (interleaved, 1.0))
+    return _TURNED((x, cos, sin), (exact(interleaved), 1.0), (x, cos, sin, interleaved, 1.0))
 
 
 def backward(cos: torch.Tensor, sin: torch.Tensor, d_out: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """The gradient of x for an upstream gradient ``d_out: (... heads D)``: turned the other way."""
-    return _TURNED((d_out, cos, sin), (interleaved, -1.0))
+    return _TURNED((d_out, cos, sin), (exact(interleaved), -1.0), (d_out, cos, sin, interleaved, -1.0))
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool, sign: float) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kalign_core.kernels.selected_logprob import selected_logprob_backward_kerne
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, check_dtype, check_flag, random_tensor, rows_of, tensors_only
 from kalign_core.ops.ids import check_ids, watch_range
-from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
 from kalign_core.ops.softmax import check_temperature, row_parts
@@ -115,7 +115,7 @@ class Results(NamedTuple):
 
 def forward(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> Results:
     """The operator without gradients, with what its backward pass needs."""
-    made = iter(_FORWARD((logits, ids), (options,)))
+    made = iter(_FORWARD((logits, ids), tuple(map(exact, options)), (logits, ids, *options)))
     wanted = (True, options.entropy, options.lse, True, True)
     return Results(*(next(made) if is_wanted else None for is_wanted in wanted))  # type: ignore[arg-type]  # in order
 
@@ -137,7 +137,8 @@ def backward(
     return _BACKWARD(given, (options, there))
 
 
-def _forward(logits: torch.Tensor, ids: torch.Tensor, options: Options) -> tuple[torch.Tensor, ...]:
+def _forward(logits: torch.Tensor, ids: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+    options = Options(*rest)
     _check(logits, ids, options)
     rows, chosen = rows_of("selected_logprob", "logits", logits), ids.reshape(-1).contiguous()
     tokens, width = rows.shape

@@ -42,7 +42,7 @@ from kalign_core.ops.base import (
     rows_of,
     tensors_only,
 )
-from kalign_core.ops.noting import allocate, launch
+from kalign_core.ops.noting import allocate, exact, launch
 from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
 
@@ -141,8 +141,8 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def forward(kernels: Kernels, x: torch.Tensor, temperature: float, out: torch.Tensor | None = None) -> Results:
     """The operator without gradients: the result, and each row's t and s of the contract, float32 ``(rows)``."""
     if out is None:
-        return _FORWARD[kernels.name]((x,), (temperature,))
-    return _FORWARD_INTO[kernels.name]((x, out), (temperature,), (x, temperature, out))
+        return _FORWARD[kernels.name]((x,), (exact(temperature),), (x, temperature))
+    return _FORWARD_INTO[kernels.name]((x, out), (exact(temperature),), (x, temperature, out))
 
 
 def backward(

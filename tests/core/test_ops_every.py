@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import kalign_core as kalign
 from kalign_core import hal
+from kalign_core.errors import BadArgument
 from kalign_core.session import Session
 from kalign_core.settings import Settings
 from kalign_core.tuner.targets import calls_of, session_for, target_named
@@ -56,6 +58,37 @@ def test_a_recalled_call_has_the_bits_of_a_first_one(op: Any) -> None:
         assert len(session.calls) == known
         one, two = (tensors(op(*second)) for _ in range(2))
         assert len({t.data_ptr() for t in (*one, *two)}) == 2 * len(one)
+
+
+X = normals(4, 40)
+IDS = torch.arange(4)
+ANGLES = torch.zeros(4, 10)
+REFUSED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
+    "rms_norm": (lambda eps: ops.rms_norm(X, X[0], eps), 1.0, True),
+    "rms_norm residual": (lambda eps: ops.rms_norm(X, X[0], eps, residual=X), 1.0, torch.tensor(1.0)),
+    "softmax": (lambda temperature: ops.softmax(X, temperature), 1.0, True),
+    "softmax(out=)": (lambda temperature: ops.softmax(X, temperature, out=torch.empty_like(X)), 1.0, True),
+    "rope": (lambda interleaved: ops.rope(X.view(4, 2, 20), ANGLES, ANGLES, interleaved), True, 1),
+    "rope, a tensor": (lambda interleaved: ops.rope(X.view(4, 2, 20), ANGLES, ANGLES, interleaved), True, torch.ones(())),
+    "group_advantage": (lambda size: ops.group_advantage(X[0], size), 1, True),
+    "group_advantage, normalise": (lambda normalise: ops.group_advantage(X, 8, normalise), True, 1),
+    "selected_logprob": (lambda index: ops.selected_logprob(X, IDS, 1.0, index), 1, True),
+    "selected_logprob, entropy": (lambda entropy: ops.selected_logprob(X, IDS, 1.0, -100, entropy), True, 1),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_however_well_the_call_is_known(session: Session, name: str) -> None:
+    """A value that equals one that was taken, and is no such value itself, is told from it in every later call."""
+    call, taken, refused = REFUSED[name]
+    for _ in range(4):
+        call(taken)
+        with pytest.raises(BadArgument):
+            call(refused)
+    for _ in range(4):
+        call(taken)
+    with pytest.raises(BadArgument):
+        call(refused)
 
 
 @by_name
