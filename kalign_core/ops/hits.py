@@ -86,7 +86,7 @@ def hit_of(
     hit: Any
     if fire is None:
         hit = _general(check, admit, make, stages, finish, torch_compat.is_current(like[0].device))
-    elif outs and not make and not grads and places == (len(given) - 1,):
+    elif outs == 1 and not make and not grads and places == (len(given) - 1,):
         hit = _into_one(check, admit, fire, like[-1].is_inference())
     elif not outs and len(make) == 1 and places == (len(given),):
         hit = _one_made(check, admit, make[0], fire)

@@ -201,6 +201,16 @@ def test_code_for_unaligned_tensors_is_for_those(outs: int) -> None:
     assert hit(given) is not None
 
 
+def test_every_tensor_that_is_written_is_marked() -> None:
+    """Of a call that writes several tensors and gives the last one, autograd learns of all."""
+    launch, given = Recorded(), (rows(), rows(), rows())
+    hit = hit_of(Trace(launched=[noted(launch, *given)]), given, given[-1], like=given, outs=2)
+    assert hit is not None
+    before = [tensor._version for tensor in given]
+    assert hit(given) is given[-1]
+    assert [tensor._version for tensor in given] == [before[0], before[1] + 1, before[2] + 1]
+
+
 def test_a_buffer_that_was_taken_once_is_still_compared() -> None:
     """Addresses that passed before say nothing of others: an output moved onto the input's rows is seen."""
     launch = Recorded()
