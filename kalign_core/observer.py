@@ -50,11 +50,12 @@ class KnownDevices:
         now = counted(self._variables)
         if now != self._counted:
             self._counted, self._facts = now, {}
-        found = self._facts.get(device)
+        facts = self._facts  # of these variables, though another thread may see others meanwhile
+        found = facts.get(device)
         if found is None:
             platform = self._platform()
             found = DeviceFacts(platform.identity(device), platform.toolchain(device), platform.model(device))
-            self._facts[device] = found
+            facts[device] = found
         return found
 
 

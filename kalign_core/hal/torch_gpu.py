@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from kalign_core.cache.fingerprint import counted
 from kalign_core.declare import lower
 from kalign_core.errors import CandidateFailed, DeviceLost, NoPlatform, NotNow
 from kalign_core.hal.base import Launch, Pinned, Platform, Sampler, Timer, met_a_capture
@@ -105,8 +107,9 @@ class TorchGpuPlatform(Platform):
         device = next(a.get_device() for a in args if hasattr(a, "get_device"))
         find_grid = grid_lookup(kernel, problem, config)
         find_grid(args)
-        # Problems that differ in sizes alone often compile to one kernel: each is loaded once.
-        key = (kernel, lower(kernel, problem, config), self.compile_target(device), device)
+        # Problems that differ in sizes alone often compile to one kernel: each is loaded once. Compilers look at
+        # variables anew each time, and what they made under others must not pass for what they would make now.
+        key = (kernel, lower(kernel, problem, config), self.compile_target(device), device, counted(os.environ))
         loaded = _serving.get(key) or _loaded.get(key)
         if loaded is None:
             with self.on(device):

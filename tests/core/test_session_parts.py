@@ -20,6 +20,7 @@ from kalign_core.cache.fingerprint import bit_flags
 from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.hal.replay import ReplayPlatform
 from kalign_core.hookspecs import hookimpl
+from kalign_core.observer import KnownDevices
 from kalign_core.plugins import Plugins
 from kalign_core.records import Entry, StoreRecord, Toolchain
 from kalign_core.session import Session
@@ -177,6 +178,22 @@ def test_a_variable_that_changes_code_is_seen_when_it_changes(monkeypatch: pytes
         made.forget()
         found.append(served(made, "read"))
     assert found == [FASTER, SCALE_REFERENCE, FASTER]
+
+
+def test_facts_are_kept_for_the_variables_they_were_read_under() -> None:
+    """What one thread reads while another sees a variable change is not kept as what holds afterwards."""
+    variables: dict[str, str] = {}
+
+    class Changing(ReplayPlatform):
+        def toolchain(self, device: int) -> Toolchain:
+            found = Toolchain.of(triton="scripted", **bit_flags(variables))
+            if not variables:
+                variables["TRITON_DEFAULT_FP_FUSION"] = "0"
+                known[1]  # as another thread would ask
+            return found
+
+    known = KnownDevices(Changing, variables)
+    assert [dict(known[0].toolchain.facts).get("TRITON_DEFAULT_FP_FUSION") for _ in range(2)] == [None, "0"]
 
 
 def test_switches_that_reach_no_kernel_are_in_no_key() -> None:

@@ -141,6 +141,17 @@ def test_what_a_failing_launch_gave_way_to_stays_loaded(platform: Hosted, monkey
     assert platform.alive().count(SCALE_REFERENCE) == 1
 
 
+def test_code_made_under_other_variables_is_compiled_anew(platform: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compiler made before a variable changed that it reads is launched for nothing that is resolved after."""
+    here = Session(platform=platform, store=MemoryStore())
+    for change in (lambda: None, lambda: monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")):
+        change()
+        for _ in range(2):
+            call(here)
+            here.forget()
+    assert platform.compiled == [SCALE_REFERENCE] * 2
+
+
 def test_what_was_only_tried_is_unloaded(platform: Hosted) -> None:
     """Code of candidates does not pile up on the device: past the bound what nobody holds is dropped."""
     platform.tried(FASTER)
