@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kalign_core import context, session
+from kalign_core.declare import lower
 from kalign_core.errors import BadArgument
 from kalign_core.observer import Recorded
 from kalign_core.records import Config, Entry, Verdict
@@ -29,7 +30,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The gate's verdict on the launch that served one kernel here; ``removed`` where its decision was thrown away."""
+    """The gate's verdict on the launch that served one kernel here; ``removed`` where the store gave its decision up."""
 
     kernel: str
     problem: str
@@ -77,7 +78,7 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
     """Hold the launches that serve ``op(*args)`` here to the gate again; gives a verdict for each kernel.
 
     The launch is the stored winner where there is one, else the reference itself, which is then held to its promises.
-    A winner that is refuted serves no further call: its decision is removed. Raises ``NotTunable`` where the reference
+    A winner that is refuted serves no further call here: its decision is removed where the store allows it. Raises ``NotTunable`` where the reference
     breaks its own promises.
     """
     here = session.current()
@@ -101,13 +102,22 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
         compile_ahead(here, gate, [bound], gate.all_cases())
         gate.check_reference()
         [verdict] = gate.examine([bound])
-    key = here.key(kernel, problem, call.device)
-    found = verdict.refutation
-    is_liar = entry is not None and config != reference and found is not None and bool(found.argument)
-    if is_liar:  # its bytes differ; a check that raised would tell of the check alone
-        here.store.remove(here.facts(call.device).identity, (key,))
-        here.forget(kernel)
-    return Verified(kernel.name, key.problem, config, verdict, is_liar)
+    # Its bytes differ; a check that raised would tell of the check alone.
+    is_refuted = verdict.refutation is not None and bool(verdict.refutation.argument)
+    removed = entry is not None and config != reference and is_refuted and _discard(here, call, entry, verdict)
+    return Verified(kernel.name, here.key(kernel, problem, call.device).problem, config, verdict, removed)
+
+
+def _discard(here: Session, call: Recorded, entry: Entry, verdict: Verdict) -> bool:
+    """Have ``entry`` serve no call of this process, nor its launch be tuned again; whether the store gave it up."""
+    facts = here.facts(call.device)
+    here.refuted.add((entry.key, entry.config))
+    if verdict.refutation is not None:
+        code = lower(call.kernel, call.problem, entry.config)
+        here.pool.failures.remember(entry.key, facts.model.target, code, verdict.refutation)
+    removed = here.store.remove(facts.identity, (entry.key,)) > 0
+    here.forget(call.kernel)
+    return removed
 
 
 def explain(op: Operator, *args: Any) -> list[Explanation]:

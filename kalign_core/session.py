@@ -64,6 +64,7 @@ class Session:
         # What operators may launch at once for calls they have seen, by everything that was checked about them.
         self.calls: dict[Any, Callable[..., Any]] = {}
         self.recorded: list[Recorded] = []
+        self.refuted: set[tuple[EntryKey, Config]] = set()  # winners that serve no more, whatever the store still holds
 
     # --- parts, made when first needed ----------------------------------------------------------------------------
 
@@ -192,12 +193,13 @@ class Session:
         return launch
 
     def lookup(self, kernel: Kernel, problem: Problem, device: int) -> Entry | None:
-        """The stored decision for ``problem``, if its configuration is still in today's space."""
+        """The stored decision for ``problem``, if it was not refuted and is still in today's space."""
         facts = self.facts(device)
         entry = self.store.lookup(facts.identity, self.key(kernel, problem, device))
         if entry is None or entry.config == kernel.reference_config(problem):
             return entry
-        return entry if entry.config in self.space(kernel, problem, device) else None
+        is_refuted = (entry.key, entry.config) in self.refuted
+        return None if is_refuted or entry.config not in self.space(kernel, problem, device) else entry
 
     def key(self, kernel: Kernel, problem: Problem, device: int) -> EntryKey:
         """The key of ``problem`` on ``device`` with today's toolchain, source and suite."""
@@ -256,10 +258,8 @@ class Session:
         if self.platform.capturing():
             return None, False
         if self._lost or self._spent_s >= self.settings.tune_budget_s:
-            self.say(
-                str(self._lost or "")
-                or f"the tuning budget of {self.settings.tune_budget_s:g} s is spent; using references"
-            )
+            spent = f"the tuning budget of {self.settings.tune_budget_s:g} s is spent; using references"
+            self.say(str(self._lost or spent))
             return None, True
         token = (self.key(kernel, problem, device), device)
         if not self._shortages.is_over(token):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from kalign_core.api import recorded
 from kalign_core.errors import BadArgument, MixedDevices, NotTunable
 from kalign_core.hal.replay import Script
 from kalign_core.hookspecs import hookimpl
-from kalign_core.records import Condition
+from kalign_core.records import Condition, EntryKey, Identity
 from tests.core.scripted import (
     FASTER,
     SCALE_REFERENCE,
@@ -143,6 +144,32 @@ def test_a_winner_serves_until_it_is_refuted(refuted: bool) -> None:
     served = SCALE_REFERENCE if refuted else FASTER
     assert (launched(made)[0][1], launched(made)[-1][1]) == (FASTER, served)
     assert (verified.removed, len(made.store.entries(made.facts(-1).identity))) == (refuted, not refuted)
+
+
+class Keeping(CountingStore):
+    """A store whose disk lets nothing be removed."""
+
+    def remove(self, identity: Identity, keys: Iterable[EntryKey]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("mode", ["read", "tune"])
+def test_a_refuted_winner_serves_no_more_though_its_store_keeps_it(mode: str) -> None:
+    """Where a disk does not let a decision be removed, the reference serves here, and that winner is not found again."""
+    made = scripted(
+        Script(
+            time_us=lambda kernel, config: 50.0 if config == FASTER else 100.0,
+            corrupts=lambda kernel, config, run: config == FASTER and run == 2,  # serves, is refuted, would be sound
+        )
+    )
+    made._store = Keeping()
+    store_winner(made, X)
+    with made.active(), kalign.using(mode=mode):
+        scale(X)
+        (verified,) = kalign.verify(scale, X)
+        scale(X)
+    assert (verified.verdict.state, verified.removed) == ("refuted", False)
+    assert (launched(made)[0][1], launched(made)[-1][1]) == (FASTER, SCALE_REFERENCE)
 
 
 def test_a_check_that_raises_removes_nothing() -> None:
