@@ -171,11 +171,12 @@ class CompilePool:
     def start(self, jobs: Sequence[Lowered], target: Target, deadline_s: float) -> Compiling:
         """Compile ``jobs`` for ``target``, ``deadline_s`` seconds each at most; to be used in a ``with``."""
         count, environment = min(self._jobs, len(jobs)), _environment()
-        if environment != self._environment:
-            self.close()
         with self._lock:
+            outdated = [] if environment == self._environment else self._idle
+            usable = [] if outdated else self._idle
             self._environment = environment
-            children, self._idle = self._idle[:count], self._idle[count:]
+            children, self._idle = usable[:count], usable[count:]
+        self._end(outdated)
         children += [Child(self._command, environment) for _ in range(count - len(children))]
         return Compiling(jobs, target, deadline_s, children, partial(self._give_back, environment))
 
@@ -188,6 +189,9 @@ class CompilePool:
         """End every worker; those a parent process started are not ours to end after a fork."""
         with self._lock:
             idle, self._idle = self._idle, []
+        self._end(idle)
+
+    def _end(self, idle: Iterable[Child]) -> None:
         if self._owner == os.getpid():
             for child in idle:
                 child.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kalign_core.declare import Lowered
+from kalign_core.tuner.child import Child
 from kalign_core.tuner.compile import Compiled, CompilePool
 
 FAKE = [sys.executable, "-S", str(Path(__file__).with_name("fake_worker.py"))]
@@ -139,6 +140,27 @@ def test_workers_follow_the_environment(
     (after,) = compiled(pool, "after")
     assert (len(pids()), after.num_warps) == (2, during.num_warps)
     assert wait_until(lambda: not alive(pids()[0]))
+
+
+def test_a_worker_given_back_while_others_are_replaced_compiles_no_more(
+    pool: CompilePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that another thread is done with just then is of the variables before, and ends with the others."""
+    with pool.start([job("before")], TARGET, LONG) as before:
+        assert len(list(before.results())) == 1
+    close, late, ended = Child.close, Child(FAKE, {}), list[Child]()
+
+    def closing(child: Child) -> None:
+        close(child)
+        ended.append(child)
+        if child is not late:
+            before.given_back([late])
+
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    with monkeypatch.context() as during:
+        during.setattr(Child, "close", closing)
+        after = pool.start([job("after")], TARGET, LONG)
+    assert (late in after.children, late in ended) == (False, True)
 
 
 def test_workers_end_with_their_pool(pids: Callable[[], list[int]]) -> None:
