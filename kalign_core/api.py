@@ -30,7 +30,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The gate's verdict on the launch that served one kernel here; ``removed`` where the store gave its decision up."""
+    """The gate's verdict on the launch that served one kernel; ``removed`` where the store gave its decision up."""
 
     kernel: str
     problem: str
@@ -78,8 +78,8 @@ def verify(op: Operator, *args: Any, strict: bool = False) -> list[Verified]:
     """Hold the launches that serve ``op(*args)`` here to the gate again; gives a verdict for each kernel.
 
     The launch is the stored winner where there is one, else the reference itself, which is then held to its promises.
-    A winner that is refuted serves no further call here: its decision is removed where the store allows it. Raises ``NotTunable`` where the reference
-    breaks its own promises.
+    A winner that is refuted serves no further call here, and its decision is removed where the store allows it. Raises
+    ``NotTunable`` where the reference breaks its own promises.
     """
     here = session.current()
     return [verified(here, call, strict=strict) for call in recorded(op, *args)]

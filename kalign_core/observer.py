@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kalign_core.tuner.failures import Watched
     from kalign_core.tuner.loop import Effort, Progress, Report
 
-MOST_SHORTAGES = 4
+MOST_PAUSES = 4
 FIRST_PAUSE_S = 30.0
 
 
@@ -76,8 +76,8 @@ class Settled:
     reason: str
 
 
-class Shortages:
-    """When to tune again where memory ran out: after pauses that double, and a few times only.
+class Pauses:
+    """When to tune again what was met at a wrong moment: after pauses that double, and a few times only.
 
     ``clock`` gives seconds.
     """
@@ -91,10 +91,10 @@ class Shortages:
         return what not in self._met or self._clock() >= self._met[what][1]
 
     def met(self, what: Hashable) -> bool:
-        """Memory ran out for ``what``; gives whether it is to be tried again later."""
+        """The moment was wrong for ``what``; gives whether it is to be tried again later."""
         count = self._met.get(what, (0, 0.0))[0] + 1
         self._met[what] = (count, self._clock() + FIRST_PAUSE_S * 2 ** (count - 1))
-        return count < MOST_SHORTAGES
+        return count < MOST_PAUSES
 
 
 class Observer:

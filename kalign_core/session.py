@@ -24,7 +24,7 @@ from kalign_core.declare import Kernel
 from kalign_core.errors import CandidateFailed, DeviceLost, MissingEntry, MixedDevices, NotNow, NotTunable
 from kalign_core.hal.base import Launch, Platform
 from kalign_core.launch import Site
-from kalign_core.observer import DeviceFacts, KnownDevices, Observer, Recorded, Settled, Shortages
+from kalign_core.observer import DeviceFacts, KnownDevices, Observer, Pauses, Recorded, Settled
 from kalign_core.plugins import Plugins
 from kalign_core.problems import problem_of
 from kalign_core.records import Config, Entry, EntryKey, Problem
@@ -59,7 +59,7 @@ class Session:
         self._spent_s = 0.0
         self._said: set[str] = set()
         self._lost: DeviceLost | None = None
-        self._shortages = Shortages()
+        self._pauses = Pauses()
         self.observer = Observer()
         # What operators may launch at once for calls they have seen, by everything that was checked about them.
         self.calls: dict[Any, Callable[..., Any]] = {}
@@ -262,7 +262,7 @@ class Session:
             self.say(str(self._lost or spent))
             return None, True
         token = (self.key(kernel, problem, device), device)
-        if not self._shortages.is_over(token):
+        if not self._pauses.is_over(token):
             return None, False
         with self._lock:
             if token in self._tuning:
@@ -277,7 +277,7 @@ class Session:
             return (report.entry.config if report.entry else None), True
         except (NotTunable, CandidateFailed) as error:
             self.observer.gave_up(kernel, problem, str(error))
-            is_passing = isinstance(error, NotNow) and self._shortages.met(token)
+            is_passing = isinstance(error, NotNow) and self._pauses.met(token)
             self.say(f"{kernel} stays with its reference{' for now' if is_passing else ''}: {error}")
             if not is_passing:
                 self._settled[token] = Settled(None, error.what)

@@ -233,7 +233,7 @@ class Tuning:
         race = search.Race(tuple(contenders), most, self._meter)
         outcome = attempt(_leaders, strategy.search, race)
         if outcome.error is not None:
-            if isinstance(outcome.error, DeviceLost) or strategy.search is search.racing:
+            if isinstance(outcome.error, (DeviceLost, NotNow)) or strategy.search is search.racing:
                 raise outcome.error
             self.platform.synchronize(self.device)
             warn_once(f"search strategy {strategy.name} failed ({outcome.reason}); using racing")

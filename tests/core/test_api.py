@@ -155,7 +155,7 @@ class Keeping(CountingStore):
 
 @pytest.mark.parametrize("mode", ["read", "tune"])
 def test_a_refuted_winner_serves_no_more_though_its_store_keeps_it(mode: str) -> None:
-    """Where a disk does not let a decision be removed, the reference serves here, and that winner is not found again."""
+    """Where a decision cannot be removed, the reference serves here, and that winner is not found again."""
     made = scripted(
         Script(
             time_us=lambda kernel, config: 50.0 if config == FASTER else 100.0,

@@ -61,6 +61,7 @@ def test_a_recalled_call_has_the_bits_of_a_first_one(op: Any) -> None:
 
 
 X = normals(4, 40)
+HEADS = X.view(4, 2, 20)
 IDS = torch.arange(4)
 ANGLES = torch.zeros(4, 10)
 REFUSED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
@@ -68,8 +69,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "rms_norm residual": (lambda eps: ops.rms_norm(X, X[0], eps, residual=X), 1.0, torch.tensor(1.0)),
     "softmax": (lambda temperature: ops.softmax(X, temperature), 1.0, True),
     "softmax(out=)": (lambda temperature: ops.softmax(X, temperature, out=torch.empty_like(X)), 1.0, True),
-    "rope": (lambda interleaved: ops.rope(X.view(4, 2, 20), ANGLES, ANGLES, interleaved), True, 1),
-    "rope, a tensor": (lambda interleaved: ops.rope(X.view(4, 2, 20), ANGLES, ANGLES, interleaved), True, torch.ones(())),
+    "rope": (lambda interleaved: ops.rope(HEADS, ANGLES, ANGLES, interleaved), True, 1),
+    "rope, a tensor": (lambda interleaved: ops.rope(HEADS, ANGLES, ANGLES, interleaved), True, torch.ones(())),
     "group_advantage": (lambda size: ops.group_advantage(X[0], size), 1, True),
     "group_advantage, normalise": (lambda normalise: ops.group_advantage(X, 8, normalise), True, 1),
     "selected_logprob": (lambda index: ops.selected_logprob(X, IDS, 1.0, index), 1, True),

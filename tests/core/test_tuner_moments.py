@@ -11,7 +11,7 @@ import torch
 from kalign_core import context
 from kalign_core.errors import DeviceLost, NoMemory, NotNow, NotTunable
 from kalign_core.hal.replay import Script
-from kalign_core.observer import FIRST_PAUSE_S, MOST_SHORTAGES, Shortages
+from kalign_core.observer import FIRST_PAUSE_S, MOST_PAUSES, Pauses
 from kalign_core.problems import problem_of
 from kalign_core.records import Config
 from kalign_core.session import Session
@@ -42,7 +42,7 @@ def short(clock: Clock, until_s: float) -> Session:
         return torch.OutOfMemoryError("CUDA out of memory") if clock.now < until_s and run > 1 else None
 
     here = session(fast(raises=raises))
-    here._shortages = Shortages(clock)
+    here._pauses = Pauses(clock)
     return here
 
 
@@ -51,15 +51,15 @@ def short(clock: Clock, until_s: float) -> Session:
 
 def test_pauses_double_and_end(clock: Clock) -> None:
     """After a shortage comes a pause, twice as long after each, and after some the reference is settled for."""
-    shortages = Shortages(clock)
-    assert shortages.is_over("x")
-    for count in range(MOST_SHORTAGES):
-        assert shortages.met("x") == (count < MOST_SHORTAGES - 1)
+    pauses = Pauses(clock)
+    assert pauses.is_over("x")
+    for count in range(MOST_PAUSES):
+        assert pauses.met("x") == (count < MOST_PAUSES - 1)
         clock.now += FIRST_PAUSE_S * 2**count - 0.1
-        assert not shortages.is_over("x")
+        assert not pauses.is_over("x")
         clock.now += 0.1
-        assert shortages.is_over("x")
-    assert shortages.is_over("another")
+        assert pauses.is_over("x")
+    assert pauses.is_over("another")
 
 
 def test_a_problem_is_tuned_when_memory_is_back(clock: Clock) -> None:
@@ -76,12 +76,12 @@ def test_a_problem_is_tuned_when_memory_is_back(clock: Clock) -> None:
 def test_memory_that_stays_short_is_settled(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     """Where memory runs out every time, tuning is tried a few times only, and the warnings say so."""
     here = short(clock, until_s=float("inf"))
-    for _ in range(MOST_SHORTAGES):
+    for _ in range(MOST_PAUSES):
         assert call(here)
         clock.now += 1000.0
     here.platform.script.raises = Script().raises  # type: ignore[attr-defined]
     assert serves(here) == REFERENCE
-    assert len(begun(here)) == MOST_SHORTAGES
+    assert len(begun(here)) == MOST_PAUSES
     assert [("for now" in text, "out of memory" in text) for text in warnings(caplog)] == [(True, True), (False, True)]
 
 

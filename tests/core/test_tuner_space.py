@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kalign_core.errors import UnknownName
+from kalign_core.errors import NotNow, UnknownName
 from kalign_core.hal.replay import Clock, Script
 from kalign_core.records import Config, DeviceModel
 from kalign_core.tuner import space as spaces
@@ -243,6 +243,14 @@ def test_a_strategy_that_fails_is_replaced(what: str, caplog: pytest.LogCaptureF
     assert winner_of(bed(SEARCHES.format(what=what)).tune(effort=MINE)) == BEST
     assert "search strategy mine failed" in caplog.text
     assert "using racing" in caplog.text
+
+
+def test_a_strategy_is_not_to_blame_for_its_moment(caplog: pytest.LogCaptureFixture) -> None:
+    """What a strategy met because a graph was being captured ends the tuning for now, and no strategy is replaced."""
+    met = "from kalign_core.errors import NotNow; raise NotNow('a graph is captured')"
+    with pytest.raises(NotNow, match="a graph is captured"):
+        bed(SEARCHES.format(what=met)).tune(effort=MINE)
+    assert caplog.text == ""
 
 
 def test_a_strategys_strangers_are_left_out() -> None:
