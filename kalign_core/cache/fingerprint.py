@@ -72,7 +72,8 @@ def bit_flags(variables: Mapping[str, str]) -> dict[str, str]:
 
 def counted(variables: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Those of ``variables`` that ``bit_flags`` makes facts of, by name, as they are set."""
-    return tuple(sorted((name, text) for name, text in variables.items() if _counts(name, text)))
+    set_now = ((name, variables.get(name)) for name in variables)  # other threads may unset one meanwhile
+    return tuple(sorted((name, text) for name, text in set_now if text is not None and _counts(name, text)))
 
 
 def versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import UserDict
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,16 @@ def test_a_tool_counts_by_its_content(tmp_path):
 def test_what_cannot_be_told_makes_the_toolchain_unknown(variables):
     """Code overridden by hand and tools that cannot be read keep decisions off the disk."""
     assert not Toolchain.of(**bit_flags(variables)).known
+
+
+def test_a_variable_unset_while_all_are_read_is_left_out():
+    """Another thread may unset one between its name and its value, and no call fails for that."""
+
+    class Vanishing(UserDict):
+        def __getitem__(self, name):
+            return {"PTXAS_OPTIONS": "-v"}[name]
+
+    assert bit_flags(Vanishing(PTXAS_OPTIONS="", TRITON_F32_DEFAULT="ieee")) == {"PTXAS_OPTIONS": "-v"}
 
 
 @pytest.mark.parametrize("text", ["0", "off", "false", ""])
