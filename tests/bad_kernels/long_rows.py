@@ -118,7 +118,7 @@ BACK = {**dict.fromkeys(("x", "weight", "d_out", "d_h", "d_x"), "bf16"),
 
 
 def _bad(kernel, kind, reference, dtypes, home, check="input families", **more):
-    return Bad(kernel.name, kind, reference, {"T": 6, "H": 40}, dtypes, check, kernel, home, home=home, **more)
+    return Bad(kernel.name, kind, reference, {"T": 3, "H": 40}, dtypes, check, kernel, home, home=home, **more)
 
 
 LONG_ROWS = (

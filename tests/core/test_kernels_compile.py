@@ -242,11 +242,10 @@ def test_a_row_is_folded_in_pairs(first_forms: Results, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_long_row_is_folded_in_pairs(first_forms: Results, target: str) -> None:
-    """So it does by chunks, n steps in all: a loop for chunks that pass by, one for those kept, then over chunks."""
-    label, chunk, all_steps = "rms_norm of the longest rows", 13, 18
-    for name, loops in (("rms_norm_long", 2), ("rms_norm_long_residual", 2), ("rms_norm_long_dot", 1)):
-        lengths = ordered_lengths(first_forms[target, label, name]["ttir"])
-        assert lengths == [2] * (loops * chunk + all_steps - chunk)
+    """So is one of 2**18 elements that is cut into chunks, in 18 steps: first each chunk, then the chunks' sums."""
+    for name in ("rms_norm_long", "rms_norm_long_residual", "rms_norm_long_dot"):
+        lengths = ordered_lengths(first_forms[target, "rms_norm of the longest rows", name]["ttir"])
+        assert lengths == [2] * 18, name
 
 
 def test_the_first_form_is_the_compiled_one_s(compiled: Results, first_forms: Results) -> None:
