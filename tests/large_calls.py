@@ -123,15 +123,15 @@ def rms_norm_gradients(elements: int, device: torch.device) -> Iterator[Pair]:
 
 def long_rms_norm(elements: int, device: torch.device) -> Iterator[Pair]:
     """Rows that are read twice; the weight's gradient is left out, whose partial sums stay far below the limit."""
-    width = 65544
-    x = late(rows_past(elements, width), width, device)
-    end, weight, rstd = x[-LAST:].clone(), x[-1].clone(), torch.ones(len(x), device=device)
-    yield from ends(ops.rms_norm(x, weight), ops.rms_norm(end, weight))
-    yield from ends(ops.rms_norm(x, weight, 1e-6, x), ops.rms_norm(end, weight, 1e-6, end))
+    width, last = 65544, 2
+    x = late(rows_past(elements, width, last, last), width, device, last)
+    end, weight, rstd = x[-last:].clone(), x[-1].clone(), torch.ones(len(x), device=device)
+    yield from ends(ops.rms_norm(x, weight), ops.rms_norm(end, weight), last)
+    yield from ends(ops.rms_norm(x, weight, 1e-6, x), ops.rms_norm(end, weight, 1e-6, end), last)
     for has_sum in (False, True):
         d_x, _ = rms_norm_backward(x, weight, rstd, x, x if has_sum else None, (True, False))
-        d_end, _ = rms_norm_backward(end, weight, rstd[-LAST:].clone(), end, end if has_sum else None, (True, False))
-        yield from ends(d_x, d_end)
+        d_end, _ = rms_norm_backward(end, weight, rstd[-last:].clone(), end, end if has_sum else None, (True, False))
+        yield from ends(d_x, d_end, last)
 
 
 def along_rows(width: int, *, few: bool = False, last: int = LAST) -> Callable[[int, torch.device], Iterator[Pair]]:
