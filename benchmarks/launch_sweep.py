@@ -30,6 +30,7 @@ def launches(names: str, *rows: tuple[int, ...]) -> list[dict[str, int]]:
 POINTWISE = launches("BLOCK num_warps", (512, 2), (512, 4), (512, 8), (1024, 4), (1024, 8), (2048, 8))
 COPIES = launches("ELEMENTS num_warps", (2048, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8))
 LONG = launches("KEEP STAGES num_warps", (16, 1, 4), (16, 1, 8), (16, 3, 4), (8, 1, 4), (12, 1, 4), (16, 1, 16))
+TWICE = launches("CHUNK_LOG2 KEEP STAGES num_warps", (12, 16, 1, 4), (12, 16, 2, 8), (13, 8, 1, 8), (13, 16, 1, 16))
 GRADIENTS = launches("STAGES num_warps", (1, 4), (1, 8), (2, 8), (3, 4), (3, 8), (1, 16))
 PIECES = launches("BLOCK num_warps", (4096, 2), (4096, 4), (8192, 2), (8192, 4))
 LAUNCHES: dict[str, list[dict[str, int]]] = {
@@ -37,6 +38,12 @@ LAUNCHES: dict[str, list[dict[str, int]]] = {
     "rms_norm_residual": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16), (2, 4), (2, 8)),
     "rms_norm_backward": launches("STAGES num_warps", (1, 1), (1, 8), (3, 4), (3, 8), (4, 8), (4, 16)),
     "rms_norm_dweight_fold": launches("BLOCK num_warps", (8, 8), (8, 16), (16, 4), (16, 8), (32, 4)),
+    "rms_norm_long": TWICE,
+    "rms_norm_long_residual": TWICE,
+    "rms_norm_long_dot": launches("CHUNK_LOG2 STAGES num_warps", (12, 1, 4), (12, 2, 8), (13, 1, 16), (13, 2, 8)),
+    "rms_norm_long_backward": launches(
+        "BLOCK STAGES num_warps", (1024, 1, 4), (1024, 3, 4), (2048, 3, 8), (4096, 1, 8)
+    ),
     "softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
     "log_softmax": launches("ROWS num_warps", (1, 4), (1, 8), (1, 16)),
     "softmax_backward": launches("ROWS num_warps", (1, 8), (1, 16), (2, 16)),

@@ -121,6 +121,19 @@ def rms_norm_gradients(elements: int, device: torch.device) -> Iterator[Pair]:
         yield d_weight, d_alone  # type: ignore[misc]  # both were asked for
 
 
+def long_rms_norm(elements: int, device: torch.device) -> Iterator[Pair]:
+    """Rows that are read twice; the weight's gradient is left out, whose partial sums stay far below the limit."""
+    width, last = 65544, 2
+    x = late(rows_past(elements, width, last, last), width, device, last)
+    end, weight, rstd = x[-last:].clone(), x[-1].clone(), torch.ones(len(x), device=device)
+    yield from ends(ops.rms_norm(x, weight), ops.rms_norm(end, weight), last)
+    yield from ends(ops.rms_norm(x, weight, 1e-6, x), ops.rms_norm(end, weight, 1e-6, end), last)
+    for has_sum in (False, True):
+        d_x, _ = rms_norm_backward(x, weight, rstd, x, x if has_sum else None, (True, False))
+        d_end, _ = rms_norm_backward(end, weight, rstd[-last:].clone(), end, end if has_sum else None, (True, False))
+        yield from ends(d_x, d_end, last)
+
+
 def along_rows(width: int, *, few: bool = False, last: int = LAST) -> Callable[[int, torch.device], Iterator[Pair]]:
     """softmax and log_softmax of rows of ``width``; of about a hundred rows where they are ``few``."""
 
@@ -239,6 +252,7 @@ LARGE = (
     Large("rope, pairs", 2, rope(True)),
     Large("rms_norm", 3, rms_norm),
     Large("rms_norm, gradients", 2.5, rms_norm_gradients),
+    Large("rms_norm of long rows", 3, long_rms_norm),
     Large("softmax of rows that are held", 2, along_rows(4096, last=2)),
     Large("softmax of many long rows", 2, along_rows(40008, last=2)),
     Large("softmax of few long rows", 2, along_rows(40008, few=True, last=1)),

@@ -9,6 +9,8 @@ gradient of h ``dx = round(rstd * (...) + dh)``.
 ``dweight`` adds ``dy * (x * rstd)``: in blocks of 16 rows, each over lanes of ``R`` rows (2,048 over the padded row, 1
 to 16), every lane in ascending order from +0, then the lanes by adjacent pairs; the blocks' sums over 256 lanes in the
 same way. So trailing rows whose ``dy`` is zero change nothing, and neither does the number of programs.
+
+Rows of more than 65,536 elements are those of ``kernels.rms_norm_long``.
 """
 
 import triton
@@ -26,6 +28,7 @@ from kalign_core.declare import (
 )
 from kalign_core.kernels.pairs import pair_sum, pair_sum_down
 
+LONGEST_HELD = 65536
 FOLD_ROWS = 16
 FOLD_LANES = 256
 KNOBS = {"ROWS": (1, 2, 4, 8, 16, 32), "num_warps": (1, 2, 4, 8, 16)}

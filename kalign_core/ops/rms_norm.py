@@ -17,6 +17,12 @@ from kalign_core.kernels.rms_norm import (
     rms_norm_kernel,
     rms_norm_residual_kernel,
 )
+from kalign_core.kernels.rms_norm_long import (
+    rms_norm_long_backward_kernel,
+    rms_norm_long_dot_kernel,
+    rms_norm_long_kernel,
+    rms_norm_long_residual_kernel,
+)
 from kalign_core.ops.autograd import first_order
 from kalign_core.ops.base import Operator, Sizes, no_gradients, random_tensor, tensors_only
 from kalign_core.ops.opaque import opaque
@@ -38,7 +44,7 @@ class RMSNorm(Operator):
     ``x / sqrt(mean(x**2) + eps) * weight`` in float32, rounded once to x's dtype (Zhang and Sennrich 2019, arXiv
     1910.07467). With a residual, of x's shape and dtype, ``(y, h)``: h is ``x + residual`` rounded to their dtype and y
     the norm of that h, bit for bit ``rms_norm(h, weight, eps)``; both are differentiable.
-    bfloat16, float16, float32, also mixed between x and weight; H up to 65,536. Gradients of x, residual and weight;
+    bfloat16, float16, float32, also mixed between x and weight; H up to 262,144. Gradients of x, residual and weight;
     the weight's is folded over fixed blocks of 16 rows, so trailing rows of numbers with a zero gradient change nothing
     in it; padding between rows moves those behind it, so take it out with ``pack`` first. Rows that hold NaN or
     infinities give a NaN gradient whatever reaches them, since 0 times either is NaN.
@@ -52,6 +58,10 @@ class RMSNorm(Operator):
         rms_norm_backward_kernel,
         rms_norm_dweight_fold_kernel,
         rms_norm_residual_kernel,
+        rms_norm_long_kernel,
+        rms_norm_long_dot_kernel,
+        rms_norm_long_backward_kernel,
+        rms_norm_long_residual_kernel,
     )
     dims = ("T", "H")
     dtypes = DTYPES

@@ -8,10 +8,17 @@ from kalign_core.declare import cdiv
 from kalign_core.errors import BadArgument
 from kalign_core.kernels.rms_norm import (
     FOLD_ROWS,
+    LONGEST_HELD,
     rms_norm_backward_kernel,
     rms_norm_dweight_fold_kernel,
     rms_norm_kernel,
     rms_norm_residual_kernel,
+)
+from kalign_core.kernels.rms_norm_long import (
+    rms_norm_long_backward_kernel,
+    rms_norm_long_dot_kernel,
+    rms_norm_long_kernel,
+    rms_norm_long_residual_kernel,
 )
 from kalign_core.ops.base import LARGEST, check_dtype, check_number, check_out, check_same, output_like, rows_of
 from kalign_core.ops.noting import allocate, exact, launch
@@ -19,7 +26,7 @@ from kalign_core.ops.recall import Form
 from kalign_core.problems import one_device
 
 DTYPES = ("bf16", "fp16", "fp32")
-MAX_ROW = 65536
+MAX_ROW = 262144
 
 
 def again(
@@ -67,7 +74,7 @@ def backward(
 
 
 def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both of ``backward``'s gradients, from one pass over x and d_out."""
+    """Both of ``backward``'s gradients."""
     return _GRADIENTS(given, (len(given),), given)
 
 
@@ -92,7 +99,8 @@ def _forward(
     rows, o = rows_of("rms_norm", "x", x), rows_of("rms_norm", "out", result)
     rstd = allocate((rows.shape[0],), torch.float32, x.device)
     if result.numel():
-        launch(rms_norm_kernel, rows, weight, o, rstd, *rows.shape, rows.stride(0), o.stride(0), float(eps))
+        chosen = rms_norm_kernel if rows.shape[1] <= LONGEST_HELD else rms_norm_long_kernel
+        launch(chosen, rows, weight, o, rstd, *rows.shape, rows.stride(0), o.stride(0), float(eps))
     return result, rstd
 
 
@@ -106,7 +114,8 @@ def _forward_with_residual(
     rstd = allocate((rows.shape[0],), torch.float32, x.device)
     if y.numel():
         strides = (rows.stride(0), r.stride(0), o.stride(0), s.stride(0))
-        launch(rms_norm_residual_kernel, rows, r, weight, o, s, rstd, *rows.shape, *strides, float(eps))
+        chosen = rms_norm_residual_kernel if rows.shape[1] <= LONGEST_HELD else rms_norm_long_residual_kernel
+        launch(chosen, rows, r, weight, o, s, rstd, *rows.shape, *strides, float(eps))
     return y, h, rstd
 
 
@@ -149,14 +158,20 @@ def _launch_backward(
     d_x: torch.Tensor | None,
     partial: torch.Tensor | None,
 ) -> None:
-    """One pass over x and d_out into those of ``d_x`` and ``partial`` that are given."""
+    """Into those of ``d_x`` and ``partial`` that are given: one pass over x and d_out, two for dx of long rows."""
     if not x.numel():
         return
     rows, d = rows_of("rms_norm", "x", x), rows_of("rms_norm", "gradient", d_out)
     also = None if d_h is None else rows_of("rms_norm", "gradient", d_h)
     o = None if d_x is None else rows_of("rms_norm", "gradient", d_x)
     strides = (rows.stride(0), d.stride(0), *(0 if t is None else t.stride(0) for t in (also, o)))
-    launch(rms_norm_backward_kernel, rows, weight, rstd, d, also, o, partial, *rows.shape, *strides)
+    if rows.shape[1] <= LONGEST_HELD:
+        launch(rms_norm_backward_kernel, rows, weight, rstd, d, also, o, partial, *rows.shape, *strides)
+        return
+    row_dot = None if o is None else allocate((rows.shape[0],), torch.float32, x.device)
+    if row_dot is not None:
+        launch(rms_norm_long_dot_kernel, rows, weight, d, row_dot, *rows.shape, *strides[:2])
+    launch(rms_norm_long_backward_kernel, rows, weight, rstd, row_dot, d, also, o, partial, *rows.shape, *strides)
 
 
 def _partial(x: torch.Tensor) -> torch.Tensor:
@@ -184,7 +199,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
             fix="normalise over the last axis",
         )
     if x.shape[-1] > MAX_ROW:
-        raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row is held whole, up to {MAX_ROW}")
+        raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row has up to {MAX_ROW}")
     check_number("rms_norm", "eps", eps, 0.0, LARGEST, example=1e-6)
     if not weight.is_contiguous():
         raise BadArgument("rms_norm: weight is not contiguous", fix="weight.contiguous()")

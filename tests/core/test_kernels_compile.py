@@ -45,7 +45,9 @@ EDGES: dict[str, Call] = {
     "swiglu of single elements": (ops.swiglu, {"T": 1, "F": 1}, "fp32"),
     "rms_norm of heads": (ops.rms_norm, {"T": 4, "H": 128}, "fp16"),
     "rms_norm of single elements": (ops.rms_norm, {"T": 4, "H": 1}, "fp32"),
-    "rms_norm of the longest rows": (ops.rms_norm, {"T": 1, "H": 65536}, "fp32"),
+    "rms_norm of the longest rows that are held": (ops.rms_norm, {"T": 1, "H": 65536}, "fp32"),
+    "rms_norm of rows that are read twice": (ops.rms_norm, {"T": 1, "H": 65537}, "fp32"),
+    "rms_norm of the longest rows": (ops.rms_norm, {"T": 1, "H": 262144}, "bf16"),
     "rope of one pair": (ops.rope, {"T": 1, "HEADS": 1, "D": 2}, "fp32"),
     "rope of pairs side by side": (InterleavedRope(), {"T": 4, "HEADS": 3, "D": 96}, "bf16"),
     "ratio_kl of single tokens": (ops.ratio_kl, {"B": 1, "S": 1}, "bf16"),
@@ -232,9 +234,18 @@ def test_reductions_combine_two_elements(first_forms: Results, target: str, labe
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_row_is_folded_in_pairs(first_forms: Results, target: str) -> None:
     """RMSNorm adds a row of 2**n elements in n steps of two, on every target."""
-    for label, width in (("rms_norm", 4096), ("rms_norm of heads", 128), ("rms_norm of the longest rows", 65536)):
+    held = "rms_norm of the longest rows that are held"
+    for label, width in (("rms_norm", 4096), ("rms_norm of heads", 128), (held, 65536)):
         lengths = ordered_lengths(first_forms[target, label, "rms_norm"]["ttir"])
         assert lengths == [2] * (width.bit_length() - 1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_long_row_is_folded_in_pairs(first_forms: Results, target: str) -> None:
+    """So is one of 2**18 elements that is cut into chunks, in 18 steps: first each chunk, then the chunks' sums."""
+    for name in ("rms_norm_long", "rms_norm_long_residual", "rms_norm_long_dot"):
+        lengths = ordered_lengths(first_forms[target, "rms_norm of the longest rows", name]["ttir"])
+        assert lengths == [2] * 18, name
 
 
 def test_the_first_form_is_the_compiled_one_s(compiled: Results, first_forms: Results) -> None:

@@ -22,6 +22,7 @@ ARCH = "sm_90"
 CALLS: dict[str, tuple[Any, dict[str, int]]] = {
     "swiglu": (ops.swiglu, {"T": 2**20 + 3, "F": 12288}),
     "rms_norm": (ops.rms_norm, {"T": 2**20 + 3, "H": 65536}),
+    "rms_norm of long rows": (ops.rms_norm, {"T": 2**17 + 3, "H": 262144}),
     "rope": (ops.rope, {"T": 2**26 + 3, "HEADS": 40, "D": 128}),
     "softmax": (ops.softmax, {"T": 2**20 + 3, "V": 32768}),
     "softmax of few long rows": (ops.softmax, {"T": 128, "V": 2**25 + 1}),

@@ -22,6 +22,7 @@ CALLS: tuple[tuple[Any, dict[str, int]], ...] = (
     (ops.swiglu, {"T": 4, "F": 1024}),
     (ops.rope, {"T": 4, "HEADS": 4, "D": 64}),
     (ops.rms_norm, {"T": 4, "H": 1024}),
+    (ops.rms_norm, {"T": 4, "H": 65537}),
     (ops.ratio_kl, {"B": 4, "S": 1024}),
     (ops.grpo_loss, {"B": 4, "S": 2048}),
     (ops.group_advantage, {"B": 4, "G": 16}),

@@ -15,6 +15,7 @@ import torch
 
 from kalign_core.api import recorded
 from kalign_core.declare import Kernel
+from kalign_core.ops import rms_norm_plain
 from kalign_core.session import Session
 from kalign_core.settings import Settings
 from tests.core.scripted import leaf, normals, ops
@@ -33,6 +34,11 @@ CALLS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "swiglu": (ops.swiglu, inputs(ops.swiglu, T=3, F=300)),
     "rms_norm": (ops.rms_norm, inputs(ops.rms_norm, T=19, H=24)),
     "rms_norm with a residual": (ops.rms_norm, (leaf(19, 24), leaf(24), 1e-6, leaf(19, 24, seed=1))),
+    "rms_norm of long rows": (ops.rms_norm, (leaf(2, 16400), normals(16400, seed=1))),
+    "rms_norm of long rows with a residual": (
+        ops.rms_norm,
+        (leaf(1, 16400), normals(16400, seed=1), 1e-6, leaf(1, 16400, seed=2)),
+    ),
     "rope": (ops.rope, inputs(ops.rope, T=5, HEADS=9, D=12)),
     "rope of pairs": (ops.rope, (*inputs(ops.rope, T=5, HEADS=9, D=12), True)),
     "ratio_kl": (ops.ratio_kl, inputs(ops.ratio_kl, B=3, S=300)),
@@ -64,9 +70,10 @@ def kernels_of(label: str) -> tuple[Kernel, ...]:
 
 @contextmanager
 def few_rows() -> Iterator[None]:
-    """One row counts as few, two as many."""
+    """One row counts as few, two as many; rms_norm has rows of more than 16,384 elements for long ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(softmax_module, "FEW_ROWS", 1)
+        patch.setattr(rms_norm_plain, "LONGEST_HELD", 16384)
         yield
 
 

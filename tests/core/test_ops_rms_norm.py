@@ -348,7 +348,7 @@ X, W = normals(3, 24), normals(24)
         (X, W.int(), {}, "weight is torch.int32"),
         (X, torch.ones(48)[::2], {}, r"weight is not contiguous\n.*weight.contiguous\(\)"),
         (X, W[:1].expand(24), {}, "weight is not contiguous"),
-        (torch.empty(1, MAX_ROW + 1), torch.empty(MAX_ROW + 1), {}, "rows of 65537 elements"),
+        (torch.empty(1, MAX_ROW + 1), torch.empty(MAX_ROW + 1), {}, "rows of 262145 elements"),
         (X, W, {"eps": "small"}, r"eps is 'small'\n.*a number from 0 to .*\n.*eps=1e-06"),
         (X, W, {"eps": X}, "eps is a Tensor"),
         (X, W, {"eps": X.numpy()}, "eps is array"),
