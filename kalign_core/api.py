@@ -171,14 +171,15 @@ def _arguments(here: Session, op: Operator, problem: Any) -> tuple[Any, ...]:
 
     if isinstance(problem, tuple):
         return problem
+    fix = f"kalign.warmup(kalign.ops.{op.name}, [{dict(op.shapes[0])}])"
     if not isinstance(problem, Mapping):
-        fix = f"kalign.warmup(kalign.ops.{op.name}, [{dict(op.shapes[0])}])"
         raise BadArgument(f"warmup: {problem!r} is no problem", why="a tuple of arguments or a table of sizes", fix=fix)
-    sizes = dict(problem)
-    dtype = op.dtype_named(sizes.pop("dtype", op.dtypes[0]))
+    given = dict(problem)
+    dtype = op.dtype_named(given.pop("dtype", op.dtypes[0]), fix=f'"dtype": "{op.dtypes[0]}"')
+    sizes = op.sizes(given, fix=fix)
     index = here.platform.devices()[0]
     device = torch.device(here.platform.device_type, index) if index >= 0 else torch.device(here.platform.device_type)
-    return op.inputs(op.sizes(sizes), dtype, 0, device)
+    return op.inputs(sizes, dtype, 0, device)
 
 
 def recorded(op: Operator, *args: Any) -> list[Recorded]:

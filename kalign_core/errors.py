@@ -51,7 +51,7 @@ class UnknownName(KalignError, ValueError):
         guess = f"did you mean {close[0]!r}?" if close else f"use one of: {', '.join(self.known) or '(none)'}"
         super().__init__(
             f"unknown {noun} {name!r}",
-            why=f"known {noun} names are: {', '.join(self.known) or '(none)'}",
+            why=f"the {noun} is one of: {', '.join(self.known) or '(none)'}",
             fix=f"{guess} Otherwise: {fix}" if close and fix else fix or guess,
         )
 

@@ -43,6 +43,7 @@ LOCK_WAIT_S = 2.0
 # that writes for many seconds. A lock or a disk that takes longer is not waited for.
 PUT_WAITS_S = 0.5
 MOST_DIFFERENCES = 4
+ANOTHER_FOLDER_HELPS = ("ENOTDIR", "EACCES", "EROFS", "ENOSPC", "EDQUOT")
 
 
 @dataclass(slots=True)
@@ -265,7 +266,8 @@ class TomlStore(Store):
     def _warn_of(self, fault: Exception, path: Path) -> None:
         reason = (isinstance(fault, OSError) and fault.strerror) or str(fault)
         code = errno.errorcode.get(getattr(fault, "errno", None) or 0, type(fault).__name__)
-        self._warn((code, path), "decisions stay in memory, %s cannot be used: %s (%s)", path, reason, code)
+        hint = "; try: export KALIGN_CACHE_DIR=/a/folder/of/yours" if code in ANOTHER_FOLDER_HELPS else ""
+        self._warn((code, path), "decisions stay in memory, %s cannot be used: %s (%s)%s", path, reason, code, hint)
 
     def _warn(self, kind: tuple[object, ...], message: str, *values: object) -> None:
         with self._lock:

@@ -122,10 +122,14 @@ def _from_table(row: dict[str, Any], number: int, phase: str) -> Work:
         known = [op.name for op in ops.operators()]
         raise UnknownName("operator", name, known, fix=f'problem {number}: op = "rms_norm"')
     operator = operator_named(name)
-    dtype = operator.dtype_named(str(rest.pop("dtype", operator.dtypes[0])))
+    fields = ("op", *operator.dims, "dtype", "phase")
+    for field in rest:
+        if field not in fields:
+            raise UnknownName(f"field of problem {number} ({name})", field, fields)
+    example = {"op": f'"{name}"', **operator.shapes[0]}
+    fix = f"[[problem]] {number}: " + "; ".join(f"{field} = {value}" for field, value in example.items())
+    dtype = str(rest.pop("dtype", operator.dtypes[0]))
     phase = context.known_phase(str(rest.pop("phase", phase)))
-    odd = {key: value for key, value in rest.items() if not isinstance(value, int) or isinstance(value, bool)}
-    wrong = [f"{key} = {value!r}" for key, value in odd.items()]
-    if wrong:
-        raise BadArgument(f"problem {number}: {', '.join(wrong)} is no size", fix="T = 4096")
-    return Work(operator, operator.sizes(rest), dtype, phase)
+    sizes = operator.sizes(rest, fix=fix)
+    dtype = operator.dtype_named(dtype, fix=f'[[problem]] {number}: dtype = "{operator.dtypes[0]}"')
+    return Work(operator, sizes, dtype, phase)

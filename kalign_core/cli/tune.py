@@ -119,10 +119,11 @@ def _show(plan: Plan, rows: Sequence[Row], as_json: bool) -> None:
     columns = ("kernel", "problem", "phase", "how", "reference us", "winner us", "gain", "host us", "configuration")
     fields = ("kernel", "problem", "phase", "how", "reference_us", "winner_us", "gain", "host_us", "config")
     lines = [[row.get(name) for name in fields] for row in rows]
+    is_kept = any(row["how"] in (TUNED, HIT) for row in rows)
     emit(
         as_json,
         {"platform": plan.platform, "file": plan.file, "summary": summary, "problems": list(rows)},
         table("", columns, lines),
         summary,
-        f"decisions: {plan.file or 'in memory only'}",
+        f"decisions: {plan.file}" if is_kept and plan.file else "decisions: none was stored",
     )

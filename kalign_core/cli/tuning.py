@@ -78,9 +78,11 @@ class InProcess:
         """What to do; raises ``KalignError`` for a request that cannot be met."""
         from kalign_core.tuner.compile import CompilePool
         from kalign_core.tuner.report import effort_named
+        from kalign_core.tuner.search import strategy_named
 
         here, asked = self._here, self._request
-        effort = replace(effort_named(asked.effort), strategy=asked.strategy)
+        strategy = strategy_named(here.plugins, asked.strategy)  # a wrong name is told also where all are hits
+        effort = replace(effort_named(asked.effort), strategy=strategy.name)
         file = Path(asked.shapes_file) if asked.shapes_file else None
         self._work = problems.chosen(here, asked.operators, asked.shapes, file, asked.dtype, asked.phase)
         if asked.jobs:
@@ -137,7 +139,8 @@ class InProcess:
             report, stored = self._here.tune(call.kernel, call.problem, call.device, budget_s=budget_s)
         except (NotTunable, CandidateFailed) as error:
             return {"how": NOT_TUNABLE, "reason": str(error)}
-        return {"how": TUNED if stored else UNSTORED, "reason": report.reason, **_fate(report)} | (
+        reason = report.reason if stored else report.reason or "it could not be written"
+        return {"how": TUNED if stored else UNSTORED, "reason": reason, **_fate(report)} | (
             numbers(report.entry) if report.entry else {}
         )
 

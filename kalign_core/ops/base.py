@@ -65,29 +65,36 @@ class Operator(ABC):
         if ends:
             torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
 
-    def sizes(self, given: Sizes) -> dict[str, int]:
-        """``given`` checked against ``dims``; raises ``UnknownName`` or ``BadArgument`` with what to type."""
-        example = ",".join(f"{dim}={size}" for dim, size in self.shapes[0].items())
+    def sizes(self, given: Mapping[str, Any], *, fix: str = "") -> dict[str, int]:
+        """``given`` checked against ``dims``; raises ``UnknownName`` or ``BadArgument`` with what to type.
+
+        ``fix`` is what to type where sizes are not given on the command line.
+        """
+        fix = fix or "--shape " + ",".join(f"{dim}={size}" for dim, size in self.shapes[0].items())
         for dim in given:
             if dim not in self.dims:
-                raise UnknownName(f"dimension of {self.name}", dim, self.dims, fix=f"--shape {example}")
+                raise UnknownName(f"dimension of {self.name}", dim, self.dims, fix=fix)
         missing = [dim for dim in self.dims if dim not in given]
         if missing:
-            raise BadArgument(f"{self.name} needs {', '.join(missing)} as well", fix=f"--shape {example}")
-        wrong = [f"{dim}={size}" for dim, size in given.items() if size < 1]
+            raise BadArgument(f"{self.name} needs {', '.join(missing)} as well", fix=fix)
+        wrong = [f"{dim}={size!r}" for dim, size in given.items() if not _is_size(size)]
         if wrong:
-            raise BadArgument(f"{self.name}: {', '.join(wrong)} is no size to tune for", fix=f"--shape {example}")
+            raise BadArgument(f"{self.name}: {', '.join(wrong)} is no size to tune for", fix=fix)
         return {dim: given[dim] for dim in self.dims}
 
-    def dtype_named(self, dtype: str) -> str:
+    def dtype_named(self, dtype: str, *, fix: str = "") -> str:
         """The short name of ``dtype`` (``bf16`` or ``bfloat16``); raises ``UnknownName`` for one it does not take."""
         short = DTYPES.get(dtype, dtype)
         if short not in self.dtypes:
-            raise UnknownName(f"dtype of {self.name}", dtype, self.dtypes, fix=f"--dtype {self.dtypes[0]}")
+            raise UnknownName(f"dtype of {self.name}", dtype, self.dtypes, fix=fix or f"--dtype {self.dtypes[0]}")
         return short
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 # --- argument checks ----------------------------------------------------------------------------------------------

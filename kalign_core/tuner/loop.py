@@ -22,7 +22,7 @@ import torch
 
 from kalign_core.cache.key import at_edge
 from kalign_core.declare import Kernel
-from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotNow, NotTunable, UnknownName
+from kalign_core.errors import CandidateFailed, DeviceLost, NoMemory, NotNow, NotTunable
 from kalign_core.hal.base import Platform, met_a_capture
 from kalign_core.hal.torch_compat import nothing_in_force
 from kalign_core.isolate import attempt, reason_of
@@ -79,7 +79,7 @@ class Tuning:
         Raises ``NotTunable`` with a reason, ``DeviceLost`` where the device is beyond use, ``UnknownName`` for a
         strategy that no plugin provides.
         """
-        strategy = self._strategy()
+        strategy = search.strategy_named(self.plugins, self.effort.strategy)
         if self.kernel.collective:
             raise NotTunable(f"{self.kernel} is collective", why="ranks would have to time it together")
         if self.platform.capturing():
@@ -180,15 +180,6 @@ class Tuning:
             self.progress("best", round(1000 * min(finite)), round(1000 * reference_us))
 
     # --- what to try ----------------------------------------------------------------------------------------------
-
-    def _strategy(self) -> StrategyRecord:
-        """The search strategy that the effort names."""
-        answers = self.plugins.ask("kalign_strategies")
-        found: dict[str, StrategyRecord] = {s.name: s for answer in answers for s in answer.value or ()}
-        found.setdefault("racing", StrategyRecord("racing", search.racing))  # where the built-in plugin is disabled
-        if self.effort.strategy not in found:
-            raise UnknownName("strategy", self.effort.strategy, found)
-        return found[self.effort.strategy]
 
     def _reduced(self) -> Effort:
         """The effort on an interpreter."""

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from kalign_core.errors import UnknownName
+from kalign_core.records import StrategyRecord
 from kalign_core.tuner.measure import Contender, Meter
+
+if TYPE_CHECKING:
+    from kalign_core.plugins import Plugins
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +40,13 @@ class Race:
 def racing(race: Race) -> list[Contender]:
     """A few launches of everything, four times, the first to warm up; the leaders are the finalists."""
     return race.measure(race.contenders)[: race.finalists]
+
+
+def strategy_named(plugins: Plugins, name: str) -> StrategyRecord:
+    """The search strategy called ``name``, built in or a plugin's; raises ``UnknownName``."""
+    answers = plugins.ask("kalign_strategies")
+    found: dict[str, StrategyRecord] = {s.name: s for answer in answers for s in answer.value or ()}
+    found.setdefault("racing", StrategyRecord("racing", racing))  # where the built-in plugin is disabled
+    if name not in found:
+        raise UnknownName("strategy", name, found)
+    return found[name]

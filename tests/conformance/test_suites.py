@@ -80,7 +80,7 @@ def test_a_record_that_is_not_there_is_an_unknown_name() -> None:
     """A misspelt platform or store is guessed, from those the plugin gives."""
     with pytest.raises(UnknownName, match="did you mean 'cpu'"):
         elsewhere.platform_record("kalign_core.embedded", "cpx")
-    with pytest.raises(UnknownName, match="known store names are: toml"):
+    with pytest.raises(UnknownName, match="the store is one of: toml"):
         elsewhere.store_record("kalign_core.cache.plugin", "sqlite")
 
 

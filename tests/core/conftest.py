@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kalign_core import ops
 from kalign_core.hal import torch_compat
 from kalign_core.session import Session
 from kalign_core.tuner import child as child_process
@@ -48,6 +49,12 @@ def either_check(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     """Every rule holds with torch's check of tensors and with the one in its place."""
     if request.param == "our own":
         monkeypatch.setattr(torch_compat, "_guards_work", lambda: False)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is unknown again afterwards."""
+    monkeypatch.setattr(ops, "_known", dict(ops._known))
 
 
 @pytest.fixture

@@ -97,6 +97,7 @@ def test_shapes_file(here: Session, tmp_path: Path) -> None:
         (("tune", "matmul", "--dtype", "fp32"), "unknown dtype of matmul 'fp32'"),
         (("tune", "swiglu", "--phase", "rollout"), "kalign.declare_phase('rollout')"),
         (("tune", "swiglu", "--effort", "heroic"), "unknown effort 'heroic'"),
+        (("tune", "swiglu", "--strategy", "race"), "unknown strategy 'race'"),
         (("tune", "swiglu", "--budget", "-3"), "--budget -3 is no time"),
         (("tune", "swiglu", "--launch-deadline", "0"), "--launch-deadline 0 is no time"),
         (("tune", "nowhere:operator"), "nowhere:operator cannot be imported: ModuleNotFoundError"),
@@ -126,6 +127,34 @@ def test_broken_shapes_files(here: Session, tmp_path: Path, text: str) -> None:
     assert here.store.entries(here.facts(-1).identity) == ()
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('dtyp = "bf16"', "unknown field of problem 2 (swiglu) 'dtyp'"),
+        ("T = true", "swiglu: T=True is no size"),
+        ('dtype = "int8"', '[[problem]] 2: dtype = "bf16"'),
+        ("", '[[problem]] 2: op = "swiglu"; T = '),
+    ],
+)
+def test_what_is_wrong_in_a_shapes_file_is_named(here: Session, tmp_path: Path, line: str, said: str) -> None:
+    """The message names the field or the value, the problem it is in, and what stands there instead."""
+    file = tmp_path / "shapes.toml"
+    size = "" if line.startswith("T") or not line else "T = 4\n"
+    good = '[[problem]]\nop = "swiglu"\nT = 4\nF = 64\n'
+    file.write_text(f'{good}[[problem]]\nop = "swiglu"\nF = 4\n{size}{line}\n')
+    result = kalign("tune", "--shapes", str(file))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+
+
+def test_a_strategy_is_asked_for_also_where_nothing_is_tuned(here: Session) -> None:
+    """A strategy that nobody provides is an error where every problem is a hit, too."""
+    kalign("tune", "swiglu", "--shape", "T=1,F=64")
+    result = kalign("tune", "swiglu", "--shape", "T=1,F=64", "--strategy", "race")
+    assert result.exit_code == 2
+    assert "did you mean 'racing'?" in result.stderr
+
+
 def test_parse_shape() -> None:
     """Sizes are NAME=SIZE, separated by commas, each once."""
     assert parse_shape("T=4096, H=128") == {"T": 4096, "H": 128}
@@ -148,6 +177,7 @@ def test_verify_names_its_suite(here: Session, more: tuple[str, ...], which: str
     assert result.stdout.splitlines()[0] == f"suite {SUITE}, {which}"
 
 
+@pytest.mark.usefixtures("registry")
 def test_verify_removes_what_it_refutes() -> None:
     """A stored winner of other bytes costs its decision and exit code 1; what is left is the reference, exit code 0."""
     made = scripted(Script(corrupts=lambda kernel, config, run: config == FASTER))

@@ -220,6 +220,7 @@ def test_tune_says_what_could_not_be_written(
     result = CliRunner().invoke(main, TUNE)
     rows = data(result)["problems"]
     assert {(row["how"], row["reason"]) for row in rows} == {("not stored", "it could not be written")}
+    assert CliRunner().invoke(main, (*TUNE[:-1], "--retune")).stdout.endswith("decisions: none was stored\n")
     assert ["ENOSPC" in text for text in caplog.messages] == [True]
     here.close()
 

@@ -24,12 +24,6 @@ def tensors(args: tuple[Any, ...]) -> list[torch.Tensor]:
     return [arg for arg in args if isinstance(arg, torch.Tensor)]
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is unknown again afterwards."""
-    monkeypatch.setattr(ops, "_known", dict(ops._known))
-
-
 # --- names --------------------------------------------------------------------------------------------------------
 
 
@@ -156,9 +150,11 @@ def test_the_forms_of_an_operator_run_its_kernels(op: Any) -> None:
         ({}, BadArgument, "rms_norm needs T, H as well"),
         ({"T": 0, "H": 8}, BadArgument, "T=0 is no size to tune for"),
         ({"T": 8, "H": -1}, BadArgument, "H=-1 is no size to tune for"),
+        ({"T": 8, "H": "64"}, BadArgument, "H='64' is no size to tune for"),
+        ({"T": True, "H": 8}, BadArgument, "T=True is no size to tune for"),
     ],
 )
-def test_wrong_sizes_say_what_to_type(given: dict[str, int], error: type[Exception], says: str) -> None:
+def test_wrong_sizes_say_what_to_type(given: dict[str, Any], error: type[Exception], says: str) -> None:
     """A dimension that is unknown, missing or no size is an error with an option that would do."""
     with pytest.raises(error, match=says) as caught:
         ops.rms_norm.sizes(given)

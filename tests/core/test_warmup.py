@@ -136,7 +136,8 @@ def test_whole_calls_are_remembered() -> None:
     [
         (scale, {"T": 3, "M": 40}, UnknownName, "unknown dimension of scale 'M'"),
         (scale, {"T": 3, "F": 40, "dtype": "int8"}, UnknownName, "unknown dtype of scale 'int8'"),
-        (scale, {"T": 3}, BadArgument, "scale needs F as well"),
+        (scale, {"T": 3}, BadArgument, r"(?s)scale needs F as well.*kalign.warmup\(kalign.ops.scale, \[{'T': 4"),
+        (scale, {"T": "3", "F": 40}, BadArgument, "scale: T='3' is no size"),
         (scale, 3, BadArgument, r"(?s)3 is no problem.*kalign.warmup\(kalign.ops.scale, \[{'T': 4, 'F': 40}\]\)"),
         (scale, "T=3", BadArgument, "'T=3' is no problem"),
         ("scale", (normals(3, 40),), BadArgument, "'scale' is no operator"),
