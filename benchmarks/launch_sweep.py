@@ -73,6 +73,9 @@ LAUNCHES: dict[str, list[dict[str, int]]] = {
 }
 
 
+GOING_BACK = ("_backward", "_long_dot")
+
+
 class Variants:
     """One case's call under its references, and under each launch of ``LAUNCHES`` for one of its kernels."""
 
@@ -97,7 +100,7 @@ class Variants:
         backward = "backward" in self.case.what
         op, arguments = self.case.tuned()
         for kernel in dict.fromkeys(call.kernel for call in recorded(op, *arguments)):
-            if kernel.name.endswith("_backward") == backward or len(self._references) == 1 or "pack" in self.case.op:
+            if kernel.name.endswith(GOING_BACK) == backward or len(self._references) == 1 or "pack" in self.case.op:
                 yield from ((kernel, knobs) for knobs in LAUNCHES.get(kernel.name, ()))
 
     def _under(self, kernel: Any, knobs: dict[str, int]) -> Callable[..., Any]:

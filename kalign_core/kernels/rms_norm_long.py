@@ -8,7 +8,8 @@ A program reads its row twice, the second time backwards: what was read last, as
 (sixteenths) asks the last-level cache to keep, need not come from memory again. ``x + residual`` is computed and
 rounded anew the second time, since what a program has stored it may not read back without waiting. Going back, one
 kernel leaves each row's ``c`` and another works on blocks of 16 rows by pieces of a row, from the last block to the
-first, so that the weight's gradient is added up in registers.
+first, so that the weight's gradient is added up in registers, in the one lane that rows of more than 1,024 elements
+have.
 """
 
 import triton

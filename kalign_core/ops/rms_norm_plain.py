@@ -199,7 +199,7 @@ def _check(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
             fix="normalise over the last axis",
         )
     if x.shape[-1] > MAX_ROW:
-        raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row has up to {MAX_ROW}")
+        raise BadArgument(f"rms_norm: rows of {x.shape[-1]} elements", why=f"a row may have {MAX_ROW} at most")
     check_number("rms_norm", "eps", eps, 0.0, LARGEST, example=1e-6)
     if not weight.is_contiguous():
         raise BadArgument("rms_norm: weight is not contiguous", fix="weight.contiguous()")
