@@ -27,8 +27,6 @@ from kalign_core.verifier.variants import dense_problem, variant
 EQUAL, DIFFERENT, OPERATOR, REFERENCE = "known equal", "known to differ", "operator", "reference only"
 # The gate looks at a few hundred rows of most cases, whatever the problem has.
 MOST_ROWS = 512
-# Rows for which an operator has kernels that no default shape of it runs.
-LONG_ROWS = {"rms_norm": ({"T": 64, "H": 131072}, {"T": 64, "H": 262144})}
 FEW_ROWS = 16
 MOST_OF_ONE_PROBLEM = 32
 LEAST_OF_ONE_KERNEL = 60
@@ -217,8 +215,7 @@ def posed(place: Place, op: Any, sizes: dict[str, int], dtype: str) -> list[Any]
 def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     """Every size of ``op`` with every dtype, neighbours differing in both, then widths that no vector divides.
 
-    Rows are capped, since no code depends on them; but operators may have other kernels for long rows and for few,
-    which come last.
+    Rows are capped, since no code depends on them; but operators may have other kernels for few rows, which come last.
     """
     growing = {dim for kernel in op.kernels for dim in kernel.bucket}
     sizes = [
@@ -229,7 +226,6 @@ def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     pairs = [(sizes[(turn + place) % len(sizes)], op.dtypes[place]) for turn, place in diagonals]
     odd = {dim: size if dim in growing else max(1, size - 1) for dim, size in sizes[0].items()}
     pairs += [(odd, dtype) for dtype in op.dtypes]
-    pairs += [(dict(each), dtype) for each in ([] if small else LONG_ROWS.get(op.name, ())) for dtype in op.dtypes]
     few = [{dim: min(size, FEW_ROWS) if dim in growing else size for dim, size in each.items()} for each in sizes]
     pairs += itertools.product(few, op.dtypes)
     return [pair for number, pair in enumerate(pairs) if pair not in pairs[:number]]
