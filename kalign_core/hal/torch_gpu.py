@@ -114,10 +114,10 @@ class TorchGpuPlatform(Platform):
         if loaded is None:
             with self.on(device):
                 compiled = self.compile(kernel, problem, config, device)
-                loaded = (compiled, triton_compat.Prebound(compiled))
+                made = (compiled, triton_compat.Prebound(compiled))
             if len(_loaded) >= MOST_LOADED and not self.capturing():
                 _loaded.clear()
-            _loaded[key] = loaded
+            loaded = _loaded.setdefault(key, made)  # where another thread was first, what it loaded is what is kept
         constants = kernel.constants_for(problem, config)
         tail = tuple(constants[name] for name in kernel.constants)
         check = triton_compat.globals_guard(kernel.fn)

@@ -141,6 +141,25 @@ def test_what_a_failing_launch_gave_way_to_stays_loaded(platform: Hosted, monkey
     assert platform.alive().count(SCALE_REFERENCE) == 1
 
 
+def test_threads_that_load_the_same_code_share_it(platform: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what two threads load at once one is launched by both, so that what either captured is kept."""
+    x, compile_ = torch.empty(4, 40), platform.compile
+
+    def launch_() -> Any:
+        return platform.launcher(scale_kernel, scale_problem(), FASTER, (x, x, 4, 40, 40, 40, 2.0))
+
+    others: list[Any] = []
+
+    def compiling(*asked: Any) -> Code:
+        if not others:
+            others.append(None)
+            others[0] = launch_()  # as another thread would meanwhile
+        return compile_(*asked)
+
+    monkeypatch.setattr(platform, "compile", compiling)
+    assert launch_().compiled is others[0].compiled
+
+
 def test_code_made_under_other_variables_is_compiled_anew(platform: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a compiler made before a variable changed that it reads is launched for nothing that is resolved after."""
     here = Session(platform=platform, store=MemoryStore())
