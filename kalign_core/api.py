@@ -109,12 +109,18 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
 
 
 def _discard(here: Session, call: Recorded, entry: Entry, verdict: Verdict) -> bool:
-    """Have ``entry`` serve no call of this process, nor its launch be tuned again; whether the store gave it up."""
-    facts = here.facts(call.device)
+    """Have ``entry`` serve no call of this process, nor its code be chosen again; whether the store gave it up.
+
+    A tuning holds candidates to the quick suite alone: what strict cases refuted must not come back in the next process.
+    """
+    facts, failures = here.facts(call.device), here.pool.failures
     here.refuted.add((entry.key, entry.config))
     if verdict.refutation is not None:
-        code = lower(call.kernel, call.problem, entry.config)
-        here.pool.failures.remember(entry.key, facts.model.target, code, verdict.refutation)
+        failures.keep_in(here.store.path(facts.identity) if facts.identity.known else None)
+        code, target = lower(call.kernel, call.problem, entry.config), facts.model.target
+        for fault in (verdict.refutation, f"kalign verify refuted it: {verdict.refutation}"):
+            failures.remember(entry.key, target, code, fault)
+        failures.flush()
     removed = here.store.remove(facts.identity, (entry.key,)) > 0
     here.forget(call.kernel)
     return removed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import types
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ import torch
 
 import kalign_core as kalign
 from kalign_core.api import recorded
+from kalign_core.cache.toml_store import TomlStore
 from kalign_core.errors import BadArgument, MixedDevices, NotTunable
 from kalign_core.hal.replay import Script
 from kalign_core.hookspecs import hookimpl
 from kalign_core.records import Condition, EntryKey, Identity
+from kalign_core.settings import Settings
 from tests.core.scripted import (
     FASTER,
     SCALE_REFERENCE,
@@ -170,6 +173,26 @@ def test_a_refuted_winner_serves_no_more_though_its_store_keeps_it(mode: str) ->
         scale(X)
     assert (verified.verdict.state, verified.removed) == ("refuted", False)
     assert (launched(made)[0][1], launched(made)[-1][1]) == (FASTER, SCALE_REFERENCE)
+
+
+def test_a_refuted_winner_is_chosen_by_no_later_process(tmp_path: Path) -> None:
+    """What only strict cases refute is not promoted again by a tuning that runs the quick ones."""
+    script = prefers(FASTER)
+    first, second = (scripted(script) for _ in range(2))
+    for made in (first, second):
+        made._store = TomlStore(Settings(cache_dir=tmp_path))
+    with first.active(), kalign.using(mode="read"):
+        store_winner(first, X)
+        script.corrupts = lambda kernel, config, run: config == FASTER
+        (verified,) = kalign.verify(scale, X)
+        script.corrupts = Script().corrupts
+    assert (verified.verdict.state, verified.removed) == ("refuted", True)
+    with second.active():
+        (decided,) = kalign.tune(scale, X)
+    assert decided.entry is not None
+    assert decided.entry.config != FASTER
+    (kept,) = tmp_path.glob("*.failures.toml")
+    assert "kalign verify refuted it: " in kept.read_text(encoding="utf-8")
 
 
 def test_a_check_that_raises_removes_nothing() -> None:
