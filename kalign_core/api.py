@@ -111,7 +111,7 @@ def verified(here: Session, call: Recorded, *, strict: bool) -> Verified:
 def _discard(here: Session, call: Recorded, entry: Entry, verdict: Verdict) -> bool:
     """Have ``entry`` serve no call of this process, nor its code be chosen again; whether the store gave it up.
 
-    A tuning holds candidates to the quick suite alone: what strict cases refuted must not come back in the next process.
+    A tuning holds candidates to the quick suite alone: what strict cases refuted must not come back with the next one.
     """
     facts, failures = here.facts(call.device), here.pool.failures
     here.refuted.add((entry.key, entry.config))
