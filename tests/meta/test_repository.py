@@ -236,6 +236,34 @@ def test_every_variable_is_in_the_table() -> None:
     assert mentioned - {"KALIGN_API"} == {variable.name for variable in VARIABLES.values()}
 
 
+def test_every_variable_is_documented() -> None:
+    """The documentation's table of variables has those of the settings, with the same words and defaults."""
+    text = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(KALIGN_\w+)` \| (.*?)(?: \(\[.*?\]\(.*?\)\))? \| (.*?) \|$", text, re.MULTILINE)
+    assert rows == [(variable.name, variable.purpose, variable.default) for variable in VARIABLES.values()]
+
+
+def test_links_lead_somewhere() -> None:
+    """Every link between pages names a file that is there and, behind #, a heading of it."""
+    places = ("*.md", "docs/*.md", "examples/*/*.md", "benchmarks/**/*.md")
+    pages = [page for place in places for page in ROOT.glob(place)]
+    dead = []
+    for page in pages:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+                dead.append((named(page), link))
+    assert dead == []
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name behind # on ``page``."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
 def test_nothing_prints_outside_the_command_line() -> None:
     """Only the command line writes to standard output."""
     talking = []
