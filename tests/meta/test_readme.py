@@ -14,16 +14,17 @@ from tests.bad_kernels import BAD
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+(LAUNCH,) = re.findall(r"`([\w.]+)\.launch\(halve_kernel,", (ROOT / "README.md").read_text(encoding="utf-8"))
 CALL = """
-import torch, kalign_core as kalign
-from kalign_core.ops.noting import launch
+import importlib, torch, kalign_core as kalign
+launch = importlib.import_module("{module}").launch
 x = torch.arange(5.0); out = torch.empty_like(x)
 for mode in ("off", "tune", "read"):
     with kalign.using(mode=mode):
         launch(halve_kernel, x, out, 5)
     assert torch.equal(out, x / 2), (mode, out)
 print("halved")
-"""
+""".replace("{module}", LAUNCH)
 
 
 def small(code: str) -> str:
