@@ -10,6 +10,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from kalign_core.verifier.checks import SUITE
 from tests.bad_kernels import BAD
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,3 +95,15 @@ def test_the_refuted_kernels_are_those_that_were_counted() -> None:
     )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{said}, the strict one all {counts['strict']['refuted']}." in text
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [("README.md", f"today's, {SUITE}, has more cases and {len(BAD)} such kernels"),
+     ("docs/verdicts.md", f"`tests/bad_kernels/` holds {len(BAD)} deliberately bad kernels"),
+     ("docs/cache.md", f'suite = "{SUITE}"')],
+    ids=["README", "verdicts", "cache"],
+)  # fmt: skip
+def test_the_suite_on_the_page_is_today_s(page: str, said: str) -> None:
+    """What pages say of the suite and of the kernels it has to refute is so of the code beside them."""
+    assert said in " ".join((ROOT / page).read_text(encoding="utf-8").split())
