@@ -343,7 +343,7 @@ class Session:
             raise MixedDevices(
                 f"{kernel}: tensors are on {tensor.device}, the platform in use is {self.platform.name}",
                 why=f"{self.platform.name} launches on {self.platform.device_type} tensors",
-                fix=f"x.to({self.platform.device_type!r}), or export KALIGN_PLATFORM=NAME with a name that kalign doctor lists",
+                fix=f"x.to({self.platform.device_type!r}), or export KALIGN_PLATFORM=NAME; see kalign doctor",
             )
         return int(tensor.get_device())
 

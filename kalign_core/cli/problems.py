@@ -78,6 +78,9 @@ def operator_named(name: str) -> Operator:
     """The operator called ``name``, or the one at ``module:name``; raises ``UnknownName`` or ``BadArgument``."""
     from kalign_core import ops  # before the module: it settles whether kernels are compiled
 
+    if "=" in name:
+        why = "what stands apart is an operator; the sizes of a shape are one word with commas"
+        raise BadArgument(f"{name!r} is no operator", why=why, fix="kalign tune rms_norm --shape T=4096,H=4096")
     module, colon, attribute = name.partition(":")
     if not colon:
         return ops.named(name)

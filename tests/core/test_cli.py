@@ -93,6 +93,7 @@ def test_shapes_file(here: Session, tmp_path: Path) -> None:
         (("tune", "swiglu", "--shape", "T=4"), "needs F as well"),
         (("tune", "swiglu", "--shape", "T=0,F=4"), "T=0 is no size"),
         (("tune", "swiglu", "--shape", "T=x,F=4"), "is not NAME=SIZE"),
+        (("tune", "swiglu", "--shape", "T=4", "F=4"), "the sizes of a shape are one word with commas"),
         (("tune", "--shape", "T=4,F=4"), "--shape goes with one operator"),
         (("tune", "matmul", "--dtype", "fp32"), "unknown dtype of matmul 'fp32'"),
         (("tune", "swiglu", "--phase", "rollout"), "kalign.declare_phase('rollout')"),
