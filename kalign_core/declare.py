@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kalign_core.errors import DeclarationError, UnknownName
+from kalign_core.errors import CandidateFailed, DeclarationError, UnknownName
 from kalign_core.records import ITEM_BYTES, Config, KnobValue, Problem
 
 __all__ = [
@@ -23,9 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 COMPILER_KNOBS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "waves_per_eu",
-                  "matrix_instr_nonkdim", "kpack")  # fmt: skip
-
-SWITCHES = frozenset({"enable_fp_fusion"})
+                  "matrix_instr_nonkdim", "kpack", "launch_pdl")  # fmt: skip
+SWITCHES = frozenset({"enable_fp_fusion", "launch_pdl"})
+# The constant of kernels that wait for their predecessor, and the launch option that it follows (kernels.overlap).
+OVERLAP, OVERLAP_OPTION = "OVERLAP", "launch_pdl"
 
 
 def cdiv(a: int, b: int) -> int:
@@ -159,13 +160,28 @@ class Kernel:
         """Names of the tensors the kernel may write, in parameter order."""
         return tuple(n for n in self.parameters if n in self.args and self.args[n].kind in OUTPUTS)
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether it may be launched before its predecessor in the stream has ended, because it waits for it."""
+        return OVERLAP in self.constants
+
     def constants_for(self, problem: Problem, config: Config) -> dict[str, Any]:
         """Value of every ``tl.constexpr`` parameter: knobs of ``config`` and derived values."""
         derived = {name: rule(problem) for name, rule in self.derived.items()}
+        if self.overlaps:
+            derived[OVERLAP] = bool(config.get(OVERLAP_OPTION, False))
         return {name: derived[name] if name in derived else self._typed(name, config[name]) for name in self.constants}
 
     def options_for(self, config: Config) -> dict[str, KnobValue]:
-        """The part of ``config`` that goes to the compiler rather than to the kernel's parameters."""
+        """The part of ``config`` that goes to the compiler rather than to the kernel's parameters.
+
+        Raises ``CandidateFailed`` where it would launch a kernel early that does not wait for its predecessor.
+        """
+        if config.get(OVERLAP_OPTION) and not self.overlaps:
+            raise CandidateFailed(
+                f"{OVERLAP_OPTION} for {self.name}, which does not wait for the kernel before it",
+                why="it would read what is still being written",
+            )
         return {name: self._typed(name, value) for name, value in config.items() if name not in self.constants}
 
     def _typed(self, name: str, value: KnobValue) -> KnobValue:
@@ -288,7 +304,8 @@ def _check_reference(made: Kernel, reference: Config) -> None:
     for knob in reference:
         if knob not in known:
             raise UnknownName("knob", knob, known)
-    missing = [name for name in made.constants if name not in reference and name not in made.derived]
+    given = {*reference, *made.derived, OVERLAP}
+    missing = [name for name in made.constants if name not in given]
     if missing:
         raise DeclarationError(
             f"kernel {made.name!r}: constant {missing[0]!r} has no value",

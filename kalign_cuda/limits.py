@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("kalign")
 
-LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg"})
+LAUNCH_OPTIONS = frozenset({"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"})
 FOREIGN_OPTIONS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 TILES = ("BLOCK", "ROWS", "BM", "BN", "BK")
 SMALLEST_DOT = 16
@@ -138,6 +138,18 @@ def _options(kernel: Kernel, problem: Problem, model: DeviceModel, config: Confi
     return None
 
 
+def overlaps(kernel: Kernel, model: DeviceModel) -> bool:
+    """Whether ``kernel`` may start while its predecessor ends: programmatic dependent launch, from capability 9.0."""
+    number = model.arch.removeprefix("sm_")
+    return kernel.overlaps and number.isdecimal() and int(number) >= 90
+
+
+def _overlap(kernel: Kernel, problem: Problem, model: DeviceModel, config: Config) -> str | None:
+    if config.get("launch_pdl") and not overlaps(kernel, model):
+        return f"launch_pdl; {kernel.name} on {model.arch} starts when the kernel before it has ended"
+    return None
+
+
 def _stages(kernel: Kernel, problem: Problem, model: DeviceModel, config: Config) -> str | None:
     stages = config.get("num_stages", 1)
     return None if isinstance(stages, int) and stages >= 1 else f"num_stages={stages} is less than one"
@@ -185,7 +197,7 @@ def _tensor_memory(kernel: Kernel, problem: Problem, model: DeviceModel, config:
 
 
 Rule = Callable[["Kernel", Problem, DeviceModel, Config], str | None]
-RULES: tuple[Rule, ...] = (_threads, _options, _stages, _tile_sizes, _registers, _shared, _tensor_memory)
+RULES: tuple[Rule, ...] = (_threads, _options, _overlap, _stages, _tile_sizes, _registers, _shared, _tensor_memory)
 
 
 # --- estimates ----------------------------------------------------------------------------------------------------

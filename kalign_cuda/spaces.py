@@ -9,6 +9,7 @@ Imports nothing but the standard library, ``kalign_core``'s records and declarat
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,16 +118,27 @@ GROUPS = (8, 16, 4, 1)
 
 def candidates(kernel: Kernel, problem: Problem, model: DeviceModel) -> tuple[Config, ...]:
     """At most ``MOST`` configurations worth trying for ``problem`` on ``model``, none beyond its limits."""
-    make = FAMILIES.get(kernel.family)
-    if make is None:
-        return ()
-    reference = kernel.reference_config(problem)
+    reference, overlapping = kernel.reference_config(problem), limits.overlaps(kernel, model)
+    make = FAMILIES.get(kernel.family, _declared if overlapping else _nothing)
     found: dict[Config, None] = {}
     for knobs in make(kernel, problem, model):
         config = reference.replace(**{name: value for name, value in knobs.items() if name in kernel.knobs})
         if config not in found and limits.veto(kernel, problem, model, config) is None:
             found[config] = None
+    if overlapping:
+        found |= {config.replace(launch_pdl=True): None for config in (reference, *found)}
     return tuple(found)[:MOST]
+
+
+def _nothing(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterator[dict[str, Any]]:
+    """Families whose own knobs are all there is to try."""
+    yield from ()
+
+
+def _declared(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterator[dict[str, Any]]:
+    """Every combination of the kernel's own knobs, to be tried overlapping as well."""
+    for values in itertools.product(*kernel.knobs.values()):
+        yield dict(zip(kernel.knobs, values, strict=True))
 
 
 def _pointwise(kernel: Kernel, problem: Problem, model: DeviceModel) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,9 @@ SHT_NOBITS = 8  # of the ELF specification: a section with a size and nothing in
 # What of a binary runs: instructions and constants. All else names the kernel and the lines of its source.
 RUNNING = (".text", ".rodata", ".nv.constant", ".nv.global.init")
 BINARIES = ("cubin", "hsaco")
+# What reaches global memory, and what waits for the kernel before, in NVIDIA's intermediate code.
+REACHES_MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async|prefetch)[\w.:]*\.global")
+WAITS = "griddepcontrol.wait"
 
 
 def instructions(asm: Mapping[str, Any]) -> str:
@@ -51,6 +54,13 @@ def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
     if "amdgcn" in asm:
         return _of_assembly(asm["amdgcn"])
     return None
+
+
+def waits_first(asm: Mapping[str, Any]) -> bool:
+    """Whether the code waits for the kernel before it in the stream ahead of everything that reaches global memory."""
+    text = str(asm.get("ptx", ""))
+    reaches = REACHES_MEMORY.search(text)
+    return 0 <= text.find(WAITS) < (reaches.start() if reaches else len(text))
 
 
 def _of_assembly(text: str) -> tuple[int, int] | None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import triton
 
+from kalign_core.declare import OVERLAP_OPTION
 from kalign_core.errors import CandidateFailed
-from kalign_core.hal.machine_code import instructions, registers_and_spills
+from kalign_core.hal.machine_code import instructions, registers_and_spills, waits_first
 
 if TYPE_CHECKING:
     from kalign_core.declare import Lowered
@@ -48,11 +49,18 @@ def compile_lowered(fn: Any, lowered: Lowered, target: Target) -> Any:
     attributes = {(position,): [["tt.divisibility", 16]] for position in lowered.divisible}
     try:
         source = ASTSource(fn, dict(lowered.signature), constants, attributes)
-        return triton.compile(source, target=GPUTarget(*target), options=dict(lowered.options))
+        compiled = triton.compile(source, target=GPUTarget(*target), options=dict(lowered.options))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise CandidateFailed(brief(error)) from error
+    if dict(lowered.options).get(OVERLAP_OPTION) and not waits_first(compiled.asm):
+        raise CandidateFailed(
+            f"{lowered.kernel} is launched early and reaches memory before it waits",
+            why="the kernel before it may still be writing what it reads",
+            fix="call after_predecessor(OVERLAP) of kalign_core.kernels.overlap before the first load and store",
+        )
+    return compiled
 
 
 def brief(error: BaseException) -> str:

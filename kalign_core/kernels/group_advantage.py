@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, powers_of_two, written
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum
 
 
@@ -40,11 +41,15 @@ def whole_groups(p):
     grid=lambda p, c: (cdiv(p.B, c.ROWS),),
 )
 @triton.jit(do_not_specialize=["B"])
-def group_advantage_kernel(rewards, out, B, G, normalise, ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr):
+def group_advantage_kernel(
+    rewards, out, B, G, normalise,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < B)[:, None] & (columns < G)[None, :]
     offsets = rows[:, None] * G + columns[None, :]
+    after_predecessor(OVERLAP)
     r = tl.load(rewards + offsets, mask=inside, other=0.0).to(tl.float32)
     head = tl.load(rewards + rows * G, mask=rows < B, other=0.0).to(tl.float32)
     others = pair_sum((inside & (r != head[:, None])).to(tl.int32), ROWS, LOG2)

@@ -22,6 +22,7 @@ import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, mask, powers_of_two, side_output, written
 from kalign_core.kernels.kl import k3_of, k3_slope
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
@@ -100,7 +101,7 @@ def _token_losses(
 def grpo_loss_blocks_kernel(
     logp, old_logp, ref_logp, advantages, token_advantages, keep, sums, counts, B, S,
     logp_stride, old_stride, ref_stride, advantages_stride, keep_stride, blocks_stride, low, high, beta,
-    BLOCKS: tl.constexpr, TOKENS: tl.constexpr, LOG2: tl.constexpr,
+    BLOCKS: tl.constexpr, TOKENS: tl.constexpr, LOG2: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, first = tile_of(BLOCKS * TOKENS)
     logp += row * logp_stride
@@ -112,6 +113,7 @@ def grpo_loss_blocks_kernel(
     if keep is not None:
         keep += row * keep_stride
     columns = first + tl.arange(0, BLOCKS * TOKENS)
+    after_predecessor(OVERLAP)
     if first + BLOCKS * TOKENS <= S:
         losses, kept = _token_losses(
             logp, old_logp, ref_logp, advantages, token_advantages, keep, row, columns, None, low, high, beta
@@ -164,9 +166,10 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
 @triton.jit(do_not_specialize=["B", "BLOCKS"])
 def grpo_loss_fold_kernel(
     sums, counts, loss, shares, share, B, BLOCKS, length,
-    ROWS: tl.constexpr, ROWS_LOG2: tl.constexpr, COLS: tl.constexpr, COLS_LOG2: tl.constexpr,
+    ROWS: tl.constexpr, ROWS_LOG2: tl.constexpr, COLS: tl.constexpr, COLS_LOG2: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """By sequences where ``shares`` is there, fixed where ``length`` is, else by tokens."""
+    after_predecessor(OVERLAP)
     # Vectors of one element: what is stored to the two scalars.
     total = tl.zeros((1,), tl.float32)
     number = tl.zeros((1,), tl.int64)
@@ -230,7 +233,7 @@ def _gradient(
 def grpo_loss_backward_kernel(
     logp, old_logp, ref_logp, advantages, token_advantages, keep, shares, share, d_loss, d_logp, B, S,
     logp_stride, old_stride, ref_stride, advantages_stride, keep_stride, d_logp_stride, low, high, beta,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, first = tile_of(BLOCK)
     logp += row * logp_stride
@@ -242,6 +245,7 @@ def grpo_loss_backward_kernel(
     if keep is not None:
         keep += row * keep_stride
     d_logp += row * d_logp_stride
+    after_predecessor(OVERLAP)
     weight = tl.load(d_loss) * tl.load(share)
     if shares is not None:
         weight *= tl.load(shares + row)

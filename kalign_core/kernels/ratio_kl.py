@@ -12,6 +12,7 @@ import triton.language as tl
 
 from kalign_core.declare import Config, data, kernel, mask, powers_of_two, written
 from kalign_core.kernels.kl import k3_of, k3_slope
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
 # No family that vendors know: at the 64 elements a thread they try with pointwise kernels, these spill.
@@ -61,7 +62,7 @@ def _forward(logp, old_logp, ref_logp, keep, ratio, k1, k2, k3, columns, inside)
 def ratio_kl_kernel(
     logp, old_logp, ref_logp, keep, ratio, k1, k2, k3, B, S, logp_stride, old_stride, ref_stride, keep_stride,
     out_stride,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, first = tile_of(BLOCK)
     logp += row * logp_stride
@@ -74,6 +75,7 @@ def ratio_kl_kernel(
     k2 += row * out_stride
     k3 += row * out_stride
     columns = first + tl.arange(0, BLOCK)
+    after_predecessor(OVERLAP)
     if first + BLOCK <= S:
         _forward(logp, old_logp, ref_logp, keep, ratio, k1, k2, k3, columns, None)
     else:
@@ -123,7 +125,7 @@ def _backward(logp, old_logp, ref_logp, keep, d_ratio, d_k1, d_k2, d_k3, d_logp,
 def ratio_kl_backward_kernel(
     logp, old_logp, ref_logp, keep, d_ratio, d_k1, d_k2, d_k3, d_logp, B, S, logp_stride, old_stride, ref_stride,
     keep_stride, d_ratio_stride, d_k1_stride, d_k2_stride, d_k3_stride, d_logp_stride,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     row, first = tile_of(BLOCK)
     logp += row * logp_stride
@@ -141,6 +143,7 @@ def ratio_kl_backward_kernel(
         d_k3 += row * d_k3_stride
     d_logp += row * d_logp_stride
     columns = first + tl.arange(0, BLOCK)
+    after_predecessor(OVERLAP)
     if first + BLOCK <= S:
         _backward(logp, old_logp, ref_logp, keep, d_ratio, d_k1, d_k2, d_k3, d_logp, columns, None, BLOCK)
     else:

@@ -26,6 +26,7 @@ from kalign_core.declare import (
     side_output,
     written,
 )
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum, pair_sum_down
 
 LONGEST_HELD = 65536
@@ -97,12 +98,13 @@ def _reciprocal(values, H, eps, ROWS: tl.constexpr, LOG2: tl.constexpr):
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_kernel(
     x, weight, out, rstd, T, H, x_stride, out_stride, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < T)[:, None] & (columns < H)[None, :]
     place = x + rows[:, None] * x_stride + columns[None, :]
+    after_predecessor(OVERLAP)
     values = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     scale = _reciprocal(values, H, eps, ROWS, LOG2)
     tl.store(rstd + rows, scale, mask=rows < T)
@@ -135,11 +137,12 @@ def rms_norm_kernel(
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_residual_kernel(
     x, residual, weight, out, h, rstd, T, H, x_stride, residual_stride, out_stride, h_stride, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, LOG2: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (rows < T)[:, None] & (columns < H)[None, :]
+    after_predecessor(OVERLAP)
     added = tl.load(x + rows[:, None] * x_stride + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     place = residual + rows[:, None] * residual_stride + columns[None, :]
     rounded = (added + tl.load(place, mask=inside, other=0.0).to(tl.float32)).to(h.dtype.element_ty)
@@ -217,9 +220,13 @@ def rms_norm_backward_kernel(
     grid=lambda p, c: (cdiv(p.H, c.BLOCK),),
 )
 @triton.jit(do_not_specialize=["B"])
-def rms_norm_dweight_fold_kernel(partial, d_weight, B, H, BLOCK: tl.constexpr, LANES_LOG2: tl.constexpr):
+def rms_norm_dweight_fold_kernel(
+    partial, d_weight, B, H,
+    BLOCK: tl.constexpr, LANES_LOG2: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     totals = tl.zeros((1 << LANES_LOG2, BLOCK), tl.float32)
+    after_predecessor(OVERLAP)
     for start in range(0, B, 1 << LANES_LOG2):
         blocks = (start + tl.arange(0, 1 << LANES_LOG2)).to(tl.int64)[:, None]
         totals += tl.load(partial + blocks * H + columns, mask=(blocks < B) & (columns < H), other=0.0)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, powers_of_two, written
+from kalign_core.kernels.overlap import after_predecessor
 
 # A program holds PAIRS pairs of GROUP heads, of as many tokens as it takes; more where one token's are more already.
 KNOBS = {"PAIRS": (1024, 2048, 4096), "GROUP": (8, 16, 32, 64), "num_warps": (4, 8)}
@@ -60,7 +61,7 @@ def _turn(a, b, c, s):
 def rope_kernel(
     x, cos, sin, out, T, HEADS, D, x_stride, x_head_stride, cos_stride, sin_stride, out_stride, out_head_stride,
     sign, interleaved,
-    PAIRS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    PAIRS: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = PAIRS // (HALF * GROUP) if PAIRS > HALF * GROUP else 1
     groups = tl.cdiv(HEADS, GROUP)
@@ -68,6 +69,7 @@ def rope_kernel(
     heads = (tl.program_id(0) % groups) * GROUP + tl.arange(0, GROUP)
     pairs = tl.arange(0, HALF)
     angles = (rows < T)[:, None] & (pairs < D // 2)[None, :]
+    after_predecessor(OVERLAP)
     c = tl.load(cos + rows[:, None] * cos_stride + pairs[None, :], mask=angles, other=0.0).to(tl.float32)
     s = tl.load(sin + rows[:, None] * sin_stride + pairs[None, :], mask=angles, other=0.0).to(tl.float32) * sign
     c, s = c[:, None, :], s[:, None, :]

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, next_power_of_2, powers_of_two, side_output
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_max, pair_max_down, pair_sum, pair_sum_down
 
 CHUNK = 8192
@@ -136,6 +137,7 @@ def load_parts(part, rows, inside, count, stride, padding, SLOTS: tl.constexpr):
 def row_parts_kernel(
     x, ids, part_top, part_sum, part_dot, T, V, x_stride, part_stride, k, ignore_index,
     SPAN: tl.constexpr, STAGES: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     CHUNK: tl.constexpr = 1 << (LINES_LOG2 + LANES_LOG2)
     count = tl.cdiv(V, CHUNK)
@@ -144,6 +146,7 @@ def row_parts_kernel(
     first = (tl.program_id(0) % spans) * SPAN
     one = tl.arange(0, 1)
     columns = tl.arange(0, 1 << LINES_LOG2)[:, None] * (1 << LANES_LOG2) + tl.arange(0, 1 << LANES_LOG2)[None, :]
+    after_predecessor(OVERLAP)
     read = one == 0
     if ids is not None:
         read = tl.load(ids + row + one) != ignore_index

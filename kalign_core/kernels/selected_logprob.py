@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, powers_of_two, scale, side_output, written
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum
 from kalign_core.kernels.row_parts import (
     CHUNK,
@@ -58,9 +59,11 @@ def selected_logprob_kernel(
     logits, ids, part_top, part_sum, part_dot, logp, entropy, lse, row_top, row_sum,
     T, V, logits_stride, part_stride, k, ignore_index,
     ROWS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     inside = rows < T
+    after_predecessor(OVERLAP)
     token = tl.load(ids + rows, mask=inside, other=0).to(tl.int64)
     real = token != ignore_index
     known = (token >= 0) & (token < V)

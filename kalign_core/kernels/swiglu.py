@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, powers_of_two, written
+from kalign_core.kernels.overlap import after_predecessor
 
 KNOBS = {"BLOCK": (256, 512, 1024, 2048, 4096, 8192), "num_warps": (1, 2, 4, 8, 16)}
 # 16 elements a thread, two 16-byte loads of each input in flight; going back, with three inputs, 8 of them.
@@ -54,8 +55,12 @@ def _tile(F, BLOCK: tl.constexpr):
     grid=tiles_of_rows,
 )
 @triton.jit(do_not_specialize=["T"])
-def swiglu_kernel(gate, up, out, T, F, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
+def swiglu_kernel(
+    gate, up, out, T, F, gate_stride, up_stride, out_stride,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     row, columns, inside = _tile(F, BLOCK)
+    after_predecessor(OVERLAP)
     g = tl.load(gate + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + row * up_stride + columns, mask=inside, other=0.0).to(tl.float32)
     result = (g * _sigmoid(g)) * u

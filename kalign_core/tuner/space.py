@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kalign_core.declare import OVERLAP_OPTION
 from kalign_core.hal.binding import grid_of
 from kalign_core.isolate import attempt
 from kalign_core.records import Config, DeviceModel, Problem
@@ -92,6 +93,8 @@ def illegal(kernel: Kernel, options: frozenset[str], reference: Config, config: 
         schedule = name in kernel.knobs or name in options
         if not schedule and reference.get(name) != value:
             return f"{name} is part of the contract, or no option of this platform"
+    if config.get(OVERLAP_OPTION) and not kernel.overlaps:
+        return f"{OVERLAP_OPTION}: {kernel} does not wait for the kernel before it"
     missing = [name for name in reference if name not in config]
     return f"leaves {', '.join(missing)} unset" if missing else None
 

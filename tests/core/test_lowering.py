@@ -54,7 +54,7 @@ def test_a_row_kernel_is_lowered_as_written_here() -> None:
         ("x", "*fp32"), ("weight", "*bf16"), ("out", "*fp32"), ("rstd", "*fp32"), ("T", "i32"), ("H", "i32"),
         ("x_stride", "i32"), ("out_stride", "i32"), ("eps", "fp32"),
     )  # fmt: skip
-    assert (lowered.constants, lowered.divisible) == (((9, 16), (10, 32), (11, 5)), (0, 2, 3, 7))
+    assert (lowered.constants, lowered.divisible) == (((9, 16), (10, 32), (11, 5), (12, False)), (0, 2, 3, 7))
 
 
 @pytest.mark.parametrize("t", [1, 2, 16, 17, 4096, 65536])

@@ -19,13 +19,30 @@ each_sample = pytest.mark.parametrize("sample", samples.ALL.values(), ids=sample
 @each_model
 @each_sample
 def test_only_schedule_knobs_change(sample: tuple[Any, Any], model: DeviceModel) -> None:
-    """A candidate differs from the reference in the kernel's own knobs and in nothing else."""
+    """A candidate differs from the reference in the kernel's own knobs and, where it may be launched early, in that."""
     kernel, problem = sample
     reference = kernel.reference_config(problem)
     found = spaces.candidates(kernel, problem, model)
     changed = {name for config in found for name in config if config[name] != reference.get(name)}
-    assert changed <= set(kernel.knobs)
-    assert {tuple(config) for config in found} <= {tuple(reference)}
+    assert changed <= {*kernel.knobs, "launch_pdl"}
+    assert {tuple(config) for config in found} <= {tuple(reference), tuple(reference.replace(launch_pdl=True))}
+
+
+@each_model
+@each_sample
+def test_early_launches_are_for_kernels_and_devices_that_can(sample: tuple[Any, Any], model: DeviceModel) -> None:
+    """Candidates are tried early as well where kernel and device can; elsewhere none is, and one would be refused."""
+    kernel, problem = sample
+    found = spaces.candidates(kernel, problem, model)
+    early = [config for config in found if config.get("launch_pdl")]
+    asked = kernel.reference_config(problem).replace(launch_pdl=True)
+    if kernel.overlaps and model.arch in ("sm_90", "sm_100", "sm_103", "sm_120"):
+        assert asked in early
+        assert len(early) > 1
+        assert limits.veto(kernel, problem, model, asked) is None
+    else:
+        assert early == []
+        assert "launch_pdl" in str(limits.veto(kernel, problem, model, asked))
 
 
 @each_model
@@ -142,13 +159,15 @@ def test_a_thread_holds_2_to_64_elements(t: int, h: int) -> None:
 
 
 def test_no_more_rows_than_there_are() -> None:
-    """A problem of three rows is not tried with eight to a program."""
-    assert {config.ROWS for config in spaces.candidates(*samples.rms_norm(3, 128), H200)} == {1, 2, 4}
+    """A problem of three rows is not tried with eight to a program, but for the reference launched early."""
+    found = [config for config in spaces.candidates(*samples.rms_norm(3, 128), H200) if not config.get("launch_pdl")]
+    assert {config.ROWS for config in found} == {1, 2, 4}
 
 
 def test_blocks_stay_within_a_row() -> None:
     """An elementwise block is not longer than the row it walks, but for the shortest there is."""
-    blocks = [{c.BLOCK for c in spaces.candidates(*samples.swiglu(64, f), H200)} for f in (1000, 3)]
+    found = [spaces.candidates(*samples.swiglu(64, f), H200) for f in (1000, 3)]
+    blocks = [{c.BLOCK for c in each if not c.get("launch_pdl")} for each in found]
     assert blocks == [{256, 512, 1024}, {256}]
 
 
