@@ -94,6 +94,10 @@ class Variants:
             named[f"{kernel.name} {words}"] = self._under(kernel, knobs)
         return named
 
+    def restore(self) -> None:
+        """Make every kernel's reference what it was: the next case of the operator begins with it."""
+        self._set(None, {})
+
     def _launches(self) -> Iterator[tuple[Any, dict[str, int]]]:
         from kalign_core.api import recorded
 
@@ -135,9 +139,10 @@ def compile_all(cases: list[Any]) -> None:
 
     for case in cases:
         try:
-            arguments = case.make(0)
-            for call in Variants(case).calls().values():
+            arguments, variants = case.make(0), Variants(case)
+            for call in variants.calls().values():
                 call(*arguments)
+            variants.restore()
             operators.peers(case, PEERS)
         except Exception as error:
             print(f"{case.name}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -151,11 +156,14 @@ def measure(case: Any, bandwidth: float) -> dict[str, Any]:
 
     from kalign_core.verifier.compare import digest
 
-    calls = Variants(case).calls()
-    arguments = case.make(1)
-    digests = {name: digest(operators.outputs(call(*arguments))) for name, call in calls.items()}
+    variants = Variants(case)
+    calls, arguments = variants.calls(), case.make(1)
     found, left_out = operators.peers(case, PEERS)
-    times = replay_timing.compare_us({**calls, **found}, case.make, True)
+    try:
+        digests = {name: digest(operators.outputs(call(*arguments))) for name, call in calls.items()}
+        times = replay_timing.compare_us({**calls, **found}, case.make, True)
+    finally:
+        variants.restore()
     for each in times.values():
         each["share"] = round(case.moved / (each["us"] * 1e-6) / bandwidth, 3)
     best = min(calls, key=lambda name: times[name]["us"])
