@@ -44,7 +44,7 @@ BENCHMARKS = (
     Benchmark("decode-step", "decode_step.py", 90),
     Benchmark("gate-costs", "gate_costs.py", 70),
     Benchmark("bad-kernels", "bad_kernels.py", 55),
-    Benchmark("first-launch", "first_launch.py", 40),
+    Benchmark("first-launch", "first_launch.py", 35),
     Benchmark("shared-device", "shared_device.py", 60, keeps=True),
     Benchmark("hostile-candidates", "hostile_candidates.py --deadline 4", 90),
     Benchmark("launch-sweep", "launch_sweep.py", 60),

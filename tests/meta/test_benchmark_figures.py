@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,6 +142,50 @@ def test_a_decode_step_is_the_same_whoever_launches_it(
     theirs = decode_step.step(decode_step.through(decode_step.by_triton(tuned=False)), stack, x, cos, sin)
     assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
     assert not torch.equal(ours, x)
+
+
+@pytest.fixture
+def first_launch(benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The benchmark, one process of each kind, with the environment that it changes put back."""
+    monkeypatch.setenv("KALIGN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["first_launch.py", "--repeats", "1"])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    return benchmark("first_launch")
+
+
+def test_a_second_process_launches_no_candidate(first_launch: Any, capsys: Any) -> None:
+    """What one process decided on serves the others: other launches than with tuning off, and no tuning begins."""
+    with pytest.raises(SystemExit) as ended:
+        first_launch.main()
+    result = json.loads(capsys.readouterr().out)
+    (decided,), (off,), (read,) = (result["processes"][step] for step in ("decide", "off", "read"))
+    assert (ended.value.code, decided["on_disk"], result["tunings"], result["hits"]) == (0, True, [0], [1])
+    assert read["config"] == decided["config"]
+    assert result["first_call_s"]["read_minus_off"] == read["first_call_s"] - off["first_call_s"]
+    assert {"open_store", "lookup", "launcher"} <= {*read["spent_ms"]}
+
+
+def test_a_process_that_fails_costs_its_own_row(first_launch: Any) -> None:
+    """Of a process that prints no row its last words are kept, and figures are those of the others."""
+    failed = first_launch.process("--step", "no such step")
+    assert failed["error"] == "exit 2, no row printed"
+    assert "no such step" in failed["said_last"][-1]
+    good = {"first_call_s": 0.5, "process_s": 2.0, "spent_ms": {"lookup": 3.0}}
+    found = first_launch.summary({"off": [good, failed], "read": [failed]})
+    assert found["first_call_s"] == {"off": 0.5, "read": None, "read_minus_off": None}
+    assert found["spent_ms"] == {"off": {"lookup": 3.0}, "read": {"lookup": None}}
+    assert found["hits"] == []
+
+
+def test_a_failure_among_processes_is_the_benchmark_s(
+    first_launch: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is known is printed though processes failed, and the exit code tells."""
+    monkeypatch.setattr(first_launch, "process", lambda *arguments: {"error": "lost", "said_last": []})
+    with pytest.raises(SystemExit) as ended:
+        first_launch.main()
+    assert (ended.value.code, json.loads(capsys.readouterr().out)["launched"]) == (1, [])
 
 
 def test_what_does_not_fit_the_time_is_left_out(
