@@ -1,13 +1,22 @@
-"""One decode step of a Qwen3-8B-shaped stack without its attention, eager and captured, launched four ways.
+"""One decode step of a Qwen3-8B-shaped stack without its attention, eager and captured, launched in five ways.
 
 Prints one JSON object. ``python benchmarks/decode_step.py``: 36 layers of rms_norm, the QKV product, QK-norm, rope, the
 output product, rms_norm, the gate and up product, swiglu and the down product, for 1 and 16 tokens in bfloat16, on
 weights of their own. The ways are kalign with tuned launches, kalign with tuning off, the same kernels through Triton's
-``kernel[grid](...)`` at the reference launch, and through warm ``@triton.autotune``. Eager is host and device together,
-from one idle device to the next; captured is one replay of the step's graph. Rounds go through all ways in turn.
+``kernel[grid](...)`` at the reference launch and through warm ``@triton.autotune``, and torch's own operators, which
+are cuBLAS's products. Eager is host and device together, from one idle device to the next; captured is one replay of
+the step's graph. Rounds go through all ways in turn.
+
+What to compare with what: a matmul's reference launch has tiles for many rows, and one launch defines the bits for all,
+so at a few tokens it is a slow one, and a gain over it (``kalign off``, ``triton``) is what tuning is worth to this
+kernel, not to a decode step. That is in the figures over torch, and in those over autotune, which chooses from the
+candidates that kalign tunes from: how many it timed is in ``autotune``. torch's bytes are others, which ``apart`` tells
+as a share of the result's length, and they may change with the number of tokens, which kalign's do not.
+``weights_floor_us`` is how long a copy takes for as many bytes as the weights are: no way can be faster.
 
 Tuning stops after KALIGN_TUNE_BUDGET_S, 240 s where that is not set; what was not tuned by then launches its reference.
-Without a GPU it is a rehearsal of small layers: nothing is captured, and autotune, which needs a device, is left out.
+autotune stops after 10 s for each number of tokens. Without a GPU it is a rehearsal of small layers: nothing is
+captured.
 """
 
 from __future__ import annotations
@@ -20,9 +29,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
+import decode_ways
 import torch
 
 REHEARSAL = not torch.cuda.is_available()
@@ -31,16 +40,8 @@ LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = SMALL if REHEARSAL else QW
 ROUNDS = 1 if REHEARSAL else 11
 DEVICE = "cpu" if REHEARSAL else "cuda"
 TOKENS = (1, 16)
-Fire = Callable[..., None]
-
-
-class Ways(NamedTuple):
-    """The operators a step is made of, launched one way."""
-
-    norm: Callable[..., Any]
-    turn: Callable[..., Any]
-    gated: Callable[..., Any]
-    product: Callable[..., Any]
+AUTOTUNE_S = 10.0
+PEERS = ("triton", "triton.autotune, warm", "torch")
 
 
 class Layer(NamedTuple):
@@ -71,7 +72,7 @@ def layers() -> list[Layer]:
     ]  # fmt: skip
 
 
-def step(ways: Ways, stack: list[Layer], x: Any, cos: Any, sin: Any) -> Any:
+def step(ways: decode_ways.Ways, stack: list[Layer], x: Any, cos: Any, sin: Any) -> Any:
     """The hidden states behind the last layer; the query stands for the attention's result."""
     tokens, queries = x.shape[0], HEADS * HEAD
     for layer in stack:
@@ -85,80 +86,6 @@ def step(ways: Ways, stack: list[Layer], x: Any, cos: Any, sin: Any) -> Any:
     return x
 
 
-# --- the four ways ------------------------------------------------------------------------------------------------
-
-
-def through_kalign() -> Ways:
-    from kalign_core import ops
-
-    return Ways(ops.rms_norm, ops.rope, ops.swiglu, ops.matmul)
-
-
-def through(fire: Fire) -> Ways:
-    """The operators' kernels on outputs from ``torch.empty``, launched by ``fire(kernel, *arguments)``."""
-    from kalign_core import ops
-
-    norm_kernel, rope_kernel = ops.rms_norm.kernels[0], ops.rope.kernels[0]
-    swiglu_kernel, matmul_kernel = ops.swiglu.kernels[0], ops.matmul.kernels[0]
-
-    def norm(x: Any, weight: Any) -> Any:
-        out, rstd = torch.empty_like(x), torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
-        fire(norm_kernel, x, weight, out, rstd, *x.shape, x.stride(0), out.stride(0), 1e-6)
-        return out
-
-    def turn(x: Any, cos: Any, sin: Any) -> Any:
-        out = torch.empty_like(x)
-        strides = (x.stride(0), x.stride(1), cos.stride(0), sin.stride(0), out.stride(0), out.stride(1))
-        fire(rope_kernel, x, cos, sin, out, *x.shape, *strides, 1.0, 0)
-        return out
-
-    def gated(gate: Any, up: Any) -> Any:
-        out = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        fire(swiglu_kernel, gate, up, out, *gate.shape, gate.stride(0), up.stride(0), out.stride(0))
-        return out
-
-    def product(a: Any, b: Any) -> Any:
-        out = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-        sizes = (a.shape[0], b.shape[1], a.shape[1], *a.stride(), *b.stride(), *out.stride())
-        fire(matmul_kernel, a, b, None, out, *sizes)
-        return out
-
-    return Ways(norm, turn, gated, product)
-
-
-def by_triton(tuned: bool) -> Fire:
-    """``kernel[grid](...)`` at the reference launch, or through autotune over it and one other number of warps.
-
-    What a caller would write down beside the launch (constants, options, grid) is looked up by the sizes.
-    """
-    import triton
-
-    from kalign_core.problems import problem_of
-
-    known: dict[Any, Any] = {}
-
-    def prepared(kernel: Any, args: tuple[Any, ...]) -> Any:
-        problem = problem_of(kernel, args, "decode")
-        config = kernel.reference_config(problem)
-        constants, options = kernel.constants_for(problem, config), kernel.options_for(config)
-        grid = tuple(kernel.grid(problem, config))
-        if not tuned:
-            return kernel.fn[grid], {**constants, **options}
-        warps = {"num_warps": int(options.pop("num_warps")), "num_stages": int(options.pop("num_stages"))}
-        others = [triton.Config({}, **{**warps, "num_warps": w}) for w in (warps["num_warps"], 8)]
-        return triton.autotune(configs=others, key=list(kernel.dims))(kernel.fn)[grid], {**constants, **options}
-
-    def fire(kernel: Any, *args: Any) -> None:
-        key = (kernel.name, *[arg for arg in args if isinstance(arg, int)])
-        found = known.get(key)
-        if found is None:
-            found = known[key] = prepared(kernel, args)
-        launch, words = found
-        launch(*args, **words)
-
-    return fire
-
-
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
@@ -167,23 +94,25 @@ def tune(stack: list[Layer], x: Any, cos: Any, sin: Any) -> None:
     import kalign_core as kalign
 
     with kalign.using(mode="tune", phase="decode"):
-        step(through_kalign(), stack[:1], x, cos, sin)
+        step(decode_ways.through_kalign(), stack[:1], x, cos, sin)
 
 
 def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
+    """Every way's times for ``tokens`` tokens, and whether its result has the bytes of kalign's reference launches."""
     import kalign_core as kalign
 
     x = torch.randn(tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
     angles = torch.randn(tokens, HEAD // 2, device=DEVICE)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     tune(stack, x, cos, sin)
+    autotune = decode_ways.Autotune(AUTOTUNE_S)
     ways = {
-        "kalign tuned": ("read", through_kalign()),
-        "kalign off": ("off", through_kalign()),
-        "triton": ("off", through(by_triton(tuned=False))),
+        "kalign tuned": ("read", decode_ways.through_kalign()),
+        "kalign off": ("off", decode_ways.through_kalign()),
+        "triton": ("off", decode_ways.through(decode_ways.by_triton())),
+        "triton.autotune, warm": ("off", decode_ways.through(autotune.fire())),
+        "torch": ("off", decode_ways.through_torch()),
     }
-    if not REHEARSAL:
-        ways["triton.autotune, warm"] = ("off", through(by_triton(tuned=True)))
     replays, results = {}, {}
     for name, (mode, way) in ways.items():
         with kalign.using(mode=mode, phase="decode"):
@@ -195,19 +124,28 @@ def measured(stack: list[Layer], tokens: int) -> dict[str, Any]:
             with kalign.using(mode=mode, phase="decode"):
                 times[name]["eager"].append(_us(lambda way=way: step(way, stack, x, cos, sin)))
             times[name]["captured"].append(_us(replays[name]))
-    peer = times["triton"]
-    same = {
-        name: torch.equal(r.view(torch.int16), results["kalign off"].view(torch.int16)) for name, r in results.items()
-    }
-    return {
-        name: {
-            **{f"{kind}_us": round(statistics.median(rounds), 1) for kind, rounds in kinds.items()},
-            **{f"{kind} over triton": round(statistics.median(map(_over, rounds, peer[kind])), 3)
-               for kind, rounds in kinds.items()},
-            "bytes equal kalign off": same[name],
-        }
-        for name, kinds in times.items()
-    }  # fmt: skip
+    return {name: row(name, times, results) for name in ways} | {"autotune": autotune.summary()}
+
+
+def row(name: str, times: dict[str, dict[str, list[float]]], results: dict[str, Any]) -> dict[str, Any]:
+    """One way's medians, their ratios to its peers' in the same rounds, and how its result lies to kalign's."""
+    found: dict[str, Any] = {}
+    for kind, rounds in times[name].items():
+        found[f"{kind}_us"] = round(statistics.median(rounds), 1)
+        for peer in PEERS:
+            found[f"{kind} over {peer}"] = round(statistics.median(map(_over, rounds, times[peer][kind])), 3)
+    result, home = results[name], results["kalign off"]
+    found["bytes equal kalign off"] = torch.equal(result.view(torch.int16), home.view(torch.int16))
+    found["apart"] = ((result.double() - home.double()).norm() / home.double().norm()).item()
+    return found
+
+
+def floor_us(stack: list[Layer]) -> float:
+    """Microseconds for reading every weight once at the rate of a copy."""
+    import replay_timing
+
+    weights = sum(t.numel() * t.element_size() for layer in stack for t in layer)
+    return round(weights / replay_timing.copy_bandwidth() * 1e6, 1)
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -241,15 +179,15 @@ def main() -> None:
     os.environ.setdefault("KALIGN_CACHE_DIR", tempfile.mkdtemp())
     os.environ.setdefault("KALIGN_TUNE_BUDGET_S", "240")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))  # what is known by then is still printed
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
     import replay_timing
 
-    made = {
+    made: dict[str, Any] = {
         "benchmark": "decode_step", "rehearsal": REHEARSAL, "machine": replay_timing.machine(), "layers": LAYERS,
     }  # fmt: skip
     try:
         with torch.no_grad():
             stack = layers()
+            made["weights_floor_us"] = floor_us(stack)
             for tokens in TOKENS:
                 made[f"M={tokens}"] = measured(stack, tokens)
     finally:

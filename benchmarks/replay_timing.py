@@ -20,11 +20,11 @@ MAX_LAUNCHES = 200
 
 def machine() -> dict[str, Any]:
     """What was measured on: device, driver and versions."""
-    import triton
-
     from kalign_core import session
 
     facts = session.current().facts(torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    import triton  # behind the choice of a platform, which may have it interpret
+
     return {
         "device": facts.identity.name,
         "toolchain": dict(facts.toolchain.facts),

@@ -41,7 +41,7 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = (
     Benchmark("dispatch", "dispatch.py", 25),
-    Benchmark("decode-step", "decode_step.py", 90),
+    Benchmark("decode-step", "decode_step.py", 65),
     Benchmark("gate-costs", "gate_costs.py", 70),
     Benchmark("bad-kernels", "bad_kernels.py", 55),
     Benchmark("first-launch", "first_launch.py", 35),

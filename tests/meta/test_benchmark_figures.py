@@ -126,22 +126,55 @@ def test_what_a_step_leaves_out_is_left_out_of_the_summary(benchmark: Callable[[
     assert tuning_cost.summary({"error": "exit 1"}, {"wall_s": 60.0}, {}) == {}
 
 
-def test_a_decode_step_is_the_same_whoever_launches_it(
-    benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ways that are compared compute the same bytes: what differs between them is the launch alone."""
-    import torch
-
+@pytest.fixture
+def decode(benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], Any]:
+    """``decode(ways)``: what a small step gives, launched that way; the same inputs every time."""
     decode_step = benchmark("decode_step")
     small = {"DEVICE": "cpu", "LAYERS": 1, "HIDDEN": 32, "FEED_FORWARD": 32, "HEADS": 2, "KV_HEADS": 1, "HEAD": 16}
     for name, value in small.items():
         monkeypatch.setattr(decode_step, name, value)
     stack, x, angles = decode_step.layers(), torch.randn(2, 32, dtype=torch.bfloat16), torch.randn(2, 8)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    ours = decode_step.step(decode_step.through_kalign(), stack, x, cos, sin)
-    theirs = decode_step.step(decode_step.through(decode_step.by_triton(tuned=False)), stack, x, cos, sin)
-    assert torch.equal(ours.view(torch.int16), theirs.view(torch.int16))
-    assert not torch.equal(ours, x)
+    return lambda ways: decode_step.step(ways, stack, x, cos, sin)
+
+
+def test_a_decode_step_is_the_same_whoever_launches_it(benchmark: Callable[[str], Any], decode: Any) -> None:
+    """The ways that launch kalign's kernels compute the same bytes: what differs between them is the launch alone."""
+    ways = benchmark("decode_ways")
+    ours = decode(ways.through_kalign())
+    for fire in (ways.by_triton(), ways.Autotune(60.0).fire()):
+        assert torch.equal(decode(ways.through(fire)).view(torch.int16), ours.view(torch.int16))
+    assert ours.any()
+
+
+def test_a_decode_step_is_torch_s_as_well(benchmark: Callable[[str], Any], decode: Any) -> None:
+    """torch's operators compute the same step up to their roundings."""
+    ways = benchmark("decode_ways")
+    assert torch.allclose(decode(ways.through_torch()), decode(ways.through_kalign()), rtol=0.1, atol=0.1)
+
+
+def test_autotune_gets_the_candidates_that_kalign_tunes_from(benchmark: Callable[[str], Any], decode: Any) -> None:
+    """Every candidate of every problem is timed, unless a limit leaves it out: one of each problem is timed then."""
+    ways = benchmark("decode_ways")
+    whole, hasty = ways.Autotune(600.0), ways.Autotune(0.0)
+    for autotune in (whole, hasty):
+        decode(ways.through(autotune.fire()))
+    found, cut = whole.summary(), hasty.summary()
+    assert found["candidates"] > 2 * found["problems"]
+    assert (found["timed"], found["failed"], found["left_out"]) == (found["candidates"], 0, 0)
+    assert (cut["timed"], cut["left_out"]) == (cut["problems"], found["candidates"] - found["problems"])
+
+
+def test_a_candidate_that_autotune_cannot_launch_costs_itself(benchmark: Callable[[str], Any]) -> None:
+    """Whatever a candidate raises is counted with its reason, and it is never the fastest."""
+    autotune, row = benchmark("decode_ways").Autotune(60.0), {"timed": 0, "failed": 0, "left_out": 0}
+
+    def fails() -> None:
+        raise RuntimeError("no such instruction")
+
+    timed = autotune._timing(row)
+    assert (timed(fails, (0.5,))[0], timed(lambda: None, (0.5,))[0] < 1e6) == (float("inf"), True)
+    assert (row["timed"], row["failed"], "no such instruction" in row["failure"]) == (1, 1, True)
 
 
 @pytest.fixture
