@@ -118,6 +118,7 @@ def rms_norm_gradients(elements: int, device: torch.device) -> Iterator[Pair]:
         d_x, d_weight = rms_norm_backward(x, weight, rstd, x, x if has_sum else None)
         d_end, d_alone = rms_norm_backward(end, weight, rstd[-LAST:].clone(), end, end if has_sum else None)
         yield from ends(d_x, d_end)
+        del d_x  # before the next one is made
         yield d_weight, d_alone  # type: ignore[misc]  # both were asked for
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from kalign_core import ops
+from kalign_core import context, ops
 from tests.large_calls import LARGE, Large, late, rows_past, softmax_module
 
 
@@ -18,6 +23,35 @@ def test_last_rows_are_those_computed_alone(large: Large, monkeypatch: pytest.Mo
     for got, alone in pairs:
         assert torch.equal(got.contiguous().view(torch.uint8), alone.contiguous().view(torch.uint8))
         assert alone.any()
+
+
+class MostBytes(TorchDispatchMode):
+    """The most bytes of tensors that were alive at once, among those made inside the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._made: list[tuple[weakref.ref[torch.Tensor], int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for made in tree_leaves(result):
+            if isinstance(made, torch.Tensor):
+                storage = made.untyped_storage()
+                self._made.append((weakref.ref(made), storage.data_ptr(), storage.nbytes()))
+        self._made = [known for known in self._made if known[0]() is not None]
+        self.most = max(self.most, sum({place: size for _, place, size in self._made}.values()))
+        return result
+
+
+@pytest.mark.parametrize("large", LARGE, ids=lambda large: large.name)
+def test_no_call_needs_more_memory_than_it_says(large: Large) -> None:
+    """What is alive at once fits into what a case says it needs; nothing is launched to find out."""
+    elements, recording = 2**24, context.the(context.RECORD, "train")
+    with torch.no_grad(), context.restored(recording), MostBytes() as seen:
+        for _ in large.run(elements, torch.device("cpu")):
+            pass
+    assert 2 * elements < seen.most <= large.needs_bytes(elements)
 
 
 def test_every_operator_is_called() -> None:

@@ -23,6 +23,7 @@ from kalign_core.errors import NotNow  # noqa: E402
 from kalign_core.hal import torch_gpu  # noqa: E402
 from kalign_core.problems import problem_of  # noqa: E402
 from kalign_core.session import Session  # noqa: E402
+from kalign_core.tuner.report import effort_named  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = torch.device("cuda")
@@ -30,8 +31,9 @@ DEVICE = torch.device("cuda")
 
 @pytest.fixture
 def here():
-    """A session of its own with an empty store."""
+    """A session of its own with an empty store, which tries few candidates."""
     made = Session(store=MemoryStore())
+    made.observer.effort = effort_named("quick")
     with made.active():
         yield made
     made.close()
@@ -47,7 +49,7 @@ def load(path: Path):
 
 def test_identity_is_what_the_driver_reports():
     """The key of a device is the UUID that nvidia-smi prints for it."""
-    printed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert session.current().facts(0).identity.key in printed
 
 
@@ -64,6 +66,7 @@ def test_modes_agree_bit_for_bit(here):
 
 def test_naive_sum_is_refuted(here):
     """Every candidate of a kernel whose order follows num_warps is refuted, and the reference is kept."""
+    here.observer.effort = effort_named("normal")
     kernel = load(ROOT / "benchmarks" / "naive_rms_norm.py").naive_rms_norm_kernel
     x = torch.randn(256, 4096, dtype=torch.bfloat16, device=DEVICE)
     weight, rstd = torch.randn(4096, dtype=x.dtype, device=DEVICE), torch.empty(256, device=DEVICE)

@@ -20,17 +20,38 @@ from kalign_core.api import recorded  # noqa: E402
 from kalign_core.cache.base import MemoryStore  # noqa: E402
 from kalign_core.records import Entry  # noqa: E402
 from kalign_core.session import Session  # noqa: E402
+from kalign_core.tuner.report import effort_named  # noqa: E402
 
 DEVICE = torch.device("cuda")
 
 
-@pytest.fixture
-def here() -> Iterator[Session]:
-    """A session of its own with an empty store."""
+@contextlib.contextmanager
+def a_session() -> Iterator[Session]:
+    """One of its own with an empty store, which tries few candidates."""
     made = Session(store=MemoryStore())
+    made.observer.effort = effort_named("quick")
     with made.active():
         yield made
     made.close()
+
+
+@pytest.fixture
+def here() -> Iterator[Session]:
+    with a_session() as made:
+        yield made
+
+
+def inputs() -> tuple[Any, Any]:
+    x, weight = ops.rms_norm.inputs({"T": 64, "H": 1024}, "bf16", 0, DEVICE)
+    return x.detach(), weight.detach()
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[str, ...]]:
+    """The digests of a decision made in an empty program."""
+    with a_session() as made:
+        kalign.tune(ops.rms_norm, *inputs())
+        return digests(made)
 
 
 @contextlib.contextmanager
@@ -57,17 +78,13 @@ def digests(here: Session) -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS.values(), ids=SURROUNDINGS)
-def test_what_is_in_force_changes_no_digest(here: Session, around: Callable[[], Any]) -> None:
+def test_what_is_in_force_changes_no_digest(here: Session, plain: Any, around: Callable[[], Any]) -> None:
     """A call that tunes comes to a decision under anything, with the evidence of one in an empty program."""
-    x, weight = (t.detach() for t in ops.rms_norm.inputs({"T": 64, "H": 1024}, "bf16", 0, DEVICE))
+    x, weight = inputs()
     expected = ops.rms_norm(x, weight)
-    plain = Session(store=MemoryStore())
-    with plain.active():
-        kalign.tune(ops.rms_norm, x, weight)
     with around(), kalign.using(mode="tune"):
         assert torch.equal(ops.rms_norm(x, weight).view(torch.int16), expected.view(torch.int16))
-    assert digests(here) == digests(plain) != {}
-    plain.close()
+    assert digests(here) == plain != {}
 
 
 IN_PLACE: dict[str, tuple[Any, dict[str, int]]] = {

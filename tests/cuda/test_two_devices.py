@@ -36,7 +36,7 @@ def boards() -> list[dict[str, str]]:
     """What nvidia-smi says of each board, in its own order, which is PCI's."""
     fields = ("uuid", "pci.bus_id", "driver_version", "pci.device_id")
     asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    printed = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60).stdout
     return [dict(zip(fields, map(str.strip, line.split(",")), strict=True)) for line in printed.splitlines()]
 
 
@@ -85,7 +85,7 @@ def test_identity_is_what_the_driver_reports(files: list[dict[str, Any]], boards
 
 def test_each_uuid_is_listed(files: list[dict[str, Any]]) -> None:
     """`nvidia-smi -L` prints the key of every file."""
-    printed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=60).stdout
     assert [file["device"]["key"] in printed for file in files] == [True, True]
 
 
