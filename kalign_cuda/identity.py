@@ -36,6 +36,7 @@ from kalign_core.records import Condition, Identity
 # Bits of the clock event reasons. The software power cap is recorded only: under large matmuls it is the normal state.
 SPOILING = {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 POWER_CAP = 0x4
+VERSION = r"\d+\.\d+(?:\.\d+)*"
 SM_CLOCK, MEMORY_CLOCK, GPU_SENSOR = 1, 2, 0
 
 
@@ -58,7 +59,20 @@ def identity(properties: Any, nvml: Any = None, root: Path = Path("/")) -> Ident
     The key is the UUID, the MIG slice's where there is one. ``nvml`` is the NVML module (nvidia-ml-py's by default),
     ``root`` the folder under which ``/sys`` is looked up.
     """
-    seen = NVML.query(lambda library: _seen(library, properties), _Seen(), nvml)
+    return _identity(properties, NVML.query(lambda library: _seen(library, properties), _Seen(), nvml), root)
+
+
+def with_driver(properties: Any, nvml: Any = None, root: Path = Path("/")) -> tuple[Identity, str]:
+    """``identity`` and ``driver_version`` in one query: each begins with the whole of NVML's initialisation."""
+
+    def read(library: Any) -> tuple[_Seen, str]:
+        return _seen(library, properties), text(attempt(_driver, library).value)
+
+    seen, driver = NVML.query(read, (_Seen(), ""), nvml)
+    return _identity(properties, seen, root), driver or _driver_in_kernel(root)
+
+
+def _identity(properties: Any, seen: _Seen, root: Path) -> Identity:
     uuid, address, name = _uuid(properties), _address(properties), text(attribute(properties, "name"))
     key = seen.uuid or (f"GPU-{uuid}" if uuid else "")
     told_apart = (("mig", seen.mig), ("uuid", "" if key else UNKNOWN))
@@ -87,12 +101,7 @@ def condition(properties: Any, nvml: Any = None) -> Condition:
 
 def driver_version(nvml: Any = None, root: Path = Path("/")) -> str:
     """The driver's version from NVML, else from ``/proc/driver/nvidia/version``, else ``unknown``. Never raises."""
-    version = r"\d+\.\d+(?:\.\d+)*"
-    asked = NVML.query(lambda library: text(ask(library, "nvmlSystemGetDriverVersion")), "", nvml)
-    if re.fullmatch(version, asked):
-        return asked
-    found = re.search(rf"Kernel Module.*?\s({version})\s", file_text(root, "/proc/driver/nvidia/version") + " ")
-    return found.group(1) if found else UNKNOWN
+    return NVML.query(_driver, "", nvml) or _driver_in_kernel(root)
 
 
 def arch_of(properties: Any) -> str:
@@ -102,6 +111,12 @@ def arch_of(properties: Any) -> str:
 
 
 NVML = Library("NVML", lambda: library(), "nvmlInit", "nvmlShutdown")
+
+
+def _driver_in_kernel(root: Path) -> str:
+    """The driver's version as the kernel's file tells it, or ``unknown``."""
+    found = re.search(rf"Kernel Module.*?\s({VERSION})\s", file_text(root, "/proc/driver/nvidia/version") + " ")
+    return found.group(1) if found else UNKNOWN
 
 
 def _kind(properties: Any) -> Fields:
@@ -217,6 +232,12 @@ def _seen(nvml: Any, properties: Any) -> _Seen:
         power_limit_w=round((milliwatts or 0) / 1000),
         ecc=("off", "on")[bool(ecc[0])] if isinstance(ecc, (list, tuple)) and ecc else "",
     )
+
+
+def _driver(nvml: Any) -> str:
+    """The driver's version, or an empty string where NVML gives none."""
+    found = text(ask(nvml, "nvmlSystemGetDriverVersion"))
+    return found if re.fullmatch(VERSION, found) else ""
 
 
 def _condition(nvml: Any, properties: Any) -> Condition:

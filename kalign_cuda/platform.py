@@ -29,10 +29,12 @@ class CudaPlatform(TorchGpuPlatform):
 
     def identity(self, device: int) -> Identity:
         """Which device ``device`` is: its UUID, the MIG slice's where there is one. Read once per process."""
-        key = (os.getpid(), device)
-        if key not in self._identities:
-            self._identities[key] = identity.identity(_properties(device))
-        return self._identities[key]
+        process = os.getpid()
+        if (process, device) not in self._identities:
+            found, driver = identity.with_driver(_properties(device))
+            self._identities[process, device] = found
+            self._drivers.setdefault(process, driver)
+        return self._identities[process, device]
 
     def toolchain(self, device: int) -> Toolchain:
         """Driver, CUDA, torch, triton, the assembler it calls, and the variables and switches that may change bits."""

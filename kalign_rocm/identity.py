@@ -76,6 +76,20 @@ def identity(
     """
     masks = os.environ if variables is None else variables
     seen = AMDSMI.query(lambda library: _seen(library, properties, index, masks), _Seen(), smi)
+    return _identity(properties, seen, root, index)
+
+
+def with_driver(properties: Any, smi: Any = None, root: Path = Path("/"), index: int = 0) -> tuple[Identity, str]:
+    """``identity`` and ``driver_version`` in one query: each begins with the whole of amdsmi's initialisation."""
+
+    def read(library: Any) -> tuple[_Seen, str]:
+        return _seen(library, properties, index, os.environ), text(attempt(_driver, library).value)
+
+    seen, driver = AMDSMI.query(read, (_Seen(), ""), smi)
+    return _identity(properties, seen, root, index), driver or _driver_in_kernel(root)
+
+
+def _identity(properties: Any, seen: _Seen, root: Path, index: int) -> Identity:
     address, name = _address(properties) or seen.pci_address, text(attribute(properties, "name"))
     machine, told_apart = _machine(root), _partition(seen, root, address)
     pci_id = seen.pci_device_id or pci_device_id(root, address and f"{address}.0") or UNKNOWN
@@ -112,9 +126,11 @@ def driver_version(smi: Any = None, root: Path = Path("/")) -> str:
 
     The driver inside the kernel has no version of its own; it is named by the kernel's release.
     """
-    asked = AMDSMI.query(_driver, "", smi)
-    if asked:
-        return asked
+    return AMDSMI.query(_driver, "", smi) or _driver_in_kernel(root)
+
+
+def _driver_in_kernel(root: Path) -> str:
+    """The driver's version as the kernel's files tell it, or ``unknown``."""
     version = text(file_text(root, "/sys/module/amdgpu/version"))
     release = text(file_text(root, "/proc/sys/kernel/osrelease"))
     inside_kernel = f"kernel {release}" if release and attempt((root / "sys/module/amdgpu").exists).value else UNKNOWN

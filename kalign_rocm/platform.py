@@ -29,10 +29,12 @@ class RocmPlatform(TorchGpuPlatform):
 
     def identity(self, device: int) -> Identity:
         """Which device ``device`` is: machine, PCI address and partition. Read once per process."""
-        key = (os.getpid(), device)
-        if key not in self._identities:
-            self._identities[key] = identity.identity(_properties(device), index=device)
-        return self._identities[key]
+        process = os.getpid()
+        if (process, device) not in self._identities:
+            found, driver = identity.with_driver(_properties(device), index=device)
+            self._identities[process, device] = found
+            self._drivers.setdefault(process, driver)
+        return self._identities[process, device]
 
     def toolchain(self, device: int) -> Toolchain:
         """Driver, HIP, torch, triton, its code generator, and the variables and switches that may change bits."""

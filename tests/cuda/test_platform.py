@@ -37,6 +37,15 @@ def test_identities_are_read_once(nvml: FakeNvml) -> None:
     assert nvml.calls.count("nvmlInit") == 1
 
 
+def test_the_driver_is_asked_for_with_the_first_identity(nvml: FakeNvml) -> None:
+    """Identity and toolchain cost one initialisation of the library, and say what they say one by one."""
+    cuda, alone = CudaPlatform(), CudaPlatform()
+    found = cuda.identity(0), cuda.toolchain(0)
+    assert nvml.calls.count("nvmlInit") == 1
+    assert found[::-1] == (alone.toolchain(0), alone.identity(0))
+    assert nvml.calls.count("nvmlInit") == 3
+
+
 def test_identities_are_read_again_in_a_child(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process asks for itself."""
     cuda = CudaPlatform()

@@ -45,6 +45,15 @@ def test_identities_are_read_once(smi: FakeSmi) -> None:
     assert smi.calls.count("amdsmi_init") == 1
 
 
+def test_the_driver_is_asked_for_with_the_first_identity(smi: FakeSmi) -> None:
+    """Identity and toolchain cost one initialisation of the library, and say what they say one by one."""
+    rocm, alone = RocmPlatform(), RocmPlatform()
+    found = rocm.identity(0), rocm.toolchain(0)
+    assert smi.calls.count("amdsmi_init") == 1
+    assert found[::-1] == (alone.toolchain(0), alone.identity(0))
+    assert smi.calls.count("amdsmi_init") == 3
+
+
 def test_identities_are_read_again_in_a_child(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process asks for itself."""
     rocm = RocmPlatform()
