@@ -10,13 +10,13 @@ the step's graph. Rounds go through all ways in turn.
 What to compare with what: a matmul's reference launch has tiles for many rows, and one launch defines the bits for all,
 so at a few tokens it is a slow one, and a gain over it (``kalign off``, ``triton``) is what tuning is worth to this
 kernel, not to a decode step. That is in the figures over torch, and in those over autotune, which chooses from the
-candidates that kalign tunes from: how many it timed is in ``autotune``. torch's bytes are others, which ``apart`` tells
-as a share of the result's length, and they may change with the number of tokens, which kalign's do not.
-``weights_floor_us`` is how long a copy takes for as many bytes as the weights are: no way can be faster.
+candidates that kalign tunes from; how many of them it timed, and what it chose, is in ``autotune``. torch's bytes are
+others, which ``apart`` tells as a share of the result's length, and they may change with the number of tokens, which
+kalign's do not. ``weights_floor_us`` is how long the weights take to be read at the rate of a copy.
 
 Tuning stops after KALIGN_TUNE_BUDGET_S, 240 s where that is not set; what was not tuned by then launches its reference.
-autotune stops after 10 s for each number of tokens. Without a GPU it is a rehearsal of small layers: nothing is
-captured.
+autotune stops after 1.2 s for each problem, of which there are ten for a number of tokens. Without a GPU it is a
+rehearsal of small layers: nothing is captured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAYERS, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, HEAD = SMALL if REHEARSAL else QW
 ROUNDS = 1 if REHEARSAL else 11
 DEVICE = "cpu" if REHEARSAL else "cuda"
 TOKENS = (1, 16)
-AUTOTUNE_S = 10.0
+AUTOTUNE_S = 1.2
 PEERS = ("triton", "triton.autotune, warm", "torch")
 
 

@@ -167,7 +167,7 @@ def test_autotune_gets_the_candidates_that_kalign_tunes_from(benchmark: Callable
 
 def test_a_candidate_that_autotune_cannot_launch_costs_itself(benchmark: Callable[[str], Any]) -> None:
     """Whatever a candidate raises is counted with its reason, and it is never the fastest."""
-    autotune, row = benchmark("decode_ways").Autotune(60.0), {"timed": 0, "failed": 0, "left_out": 0}
+    autotune, row = benchmark("decode_ways").Autotune(60.0), {"timed": 0, "failed": 0, "left_out": 0, "seconds": 0.0}
 
     def fails() -> None:
         raise RuntimeError("no such instruction")
