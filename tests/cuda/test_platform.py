@@ -86,7 +86,7 @@ def test_capabilities(monkeypatch: pytest.MonkeyPatch, major: int, minor: int, e
 
 def test_the_options_are_the_compiler_s() -> None:
     """A candidate may set what this compiler takes; what it would stumble over is refused."""
-    assert CudaPlatform.launch_options == {"num_warps", "num_stages", "num_ctas", "maxnreg"}
+    assert CudaPlatform.launch_options == {"num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl"}
     assert not CudaPlatform.launch_options & set(limits.FOREIGN_OPTIONS)
 
 
