@@ -46,7 +46,7 @@ BENCHMARKS = (
     Benchmark("bad-kernels", "bad_kernels.py", 55),
     Benchmark("first-launch", "first_launch.py", 35),
     Benchmark("shared-device", "shared_device.py", 60, keeps=True),
-    Benchmark("hostile-candidates", "hostile_candidates.py --deadline 4", 90),
+    Benchmark("hostile-candidates", "hostile_candidates.py --deadline 4", 60),
     Benchmark("launch-sweep", "launch_sweep.py", 60),
     Benchmark("operators-rowwise", "operators.py --group rowwise --seconds 540", 200),
     Benchmark("operators-pointwise", "operators.py --group pointwise --seconds 540", 200),
