@@ -29,7 +29,18 @@ def launches(names: str, *rows: tuple[int, ...]) -> list[dict[str, int]]:
 
 POINTWISE = launches("BLOCK num_warps", (512, 2), (512, 4), (512, 8), (1024, 4), (1024, 8), (2048, 8))
 COPIES = launches("ELEMENTS num_warps", (2048, 2), (2048, 4), (2048, 8), (4096, 4), (4096, 8))
-LONG = launches("KEEP STAGES num_warps", (16, 1, 4), (16, 1, 8), (16, 3, 4), (8, 1, 4), (12, 1, 4), (16, 1, 16))
+LONG = launches(
+    "SPAN BLOCK KEEP num_warps",
+    (2, 32768, 16, 16),
+    (2, 8192, 16, 16),
+    (2, 16384, 12, 16),
+    (2, 16384, 8, 16),
+    (1, 16384, 16, 16),
+    (1, 8192, 16, 8),
+    (1, 16384, 16, 8),
+    (2, 16384, 16, 8),
+    (1, 8192, 16, 4),
+)
 TWICE = launches("CHUNK_LOG2 KEEP STAGES num_warps", (12, 16, 1, 4), (12, 16, 2, 8), (13, 8, 1, 8), (13, 16, 1, 16))
 GRADIENTS = launches("STAGES num_warps", (1, 4), (1, 8), (2, 8), (3, 4), (3, 8), (1, 16))
 PIECES = launches("BLOCK num_warps", (4096, 2), (4096, 4), (8192, 2), (8192, 4))

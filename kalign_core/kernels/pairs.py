@@ -16,20 +16,24 @@ def pair_sum(values, ROWS: tl.constexpr, LOG2: tl.constexpr):
 
     ``s_0 = x``; ``s_{k+1}[i] = s_k[2 i] + s_k[2 i + 1]``; the result is ``s_LOG2[0]``.
     """
-    for step in tl.static_range(LOG2):
-        values = tl.sum(tl.reshape(values, (ROWS, 1 << (LOG2 - 1 - step), 2)), axis=2)
-    return tl.reshape(values, (ROWS,))
+    return tl.reshape(pair_sums(values, ROWS, LOG2, LOG2), (ROWS,))
 
 
 @triton.jit
-def pair_max(values, ROWS: tl.constexpr, LOG2: tl.constexpr):
-    """The largest of each row of ``values: (ROWS, 2**LOG2)``, by adjacent pairs; gives ``(ROWS,)``.
+def pair_sums(values, ROWS: tl.constexpr, LOG2: tl.constexpr, STEPS: tl.constexpr):
+    """The first STEPS steps of ``pair_sum``: ``s_STEPS: (ROWS, 2**(LOG2 - STEPS))``."""
+    for step in tl.static_range(STEPS):
+        values = tl.sum(tl.reshape(values, (ROWS, 1 << (LOG2 - 1 - step), 2)), axis=2)
+    return values
 
-    Only zeros of both signs and NaN make the order of a maximum matter; a zero comes out as +0.
+
+@triton.jit
+def largest(values, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The largest of each row of ``values``, of ``ROWS * COLUMNS`` elements in all; gives ``(ROWS,)``.
+
+    The compiler's own order will do: only zeros of both signs and NaN make it matter, and a zero comes out as +0.
     """
-    for step in tl.static_range(LOG2):
-        values = tl.max(tl.reshape(values, (ROWS, 1 << (LOG2 - 1 - step), 2)), axis=2)
-    return tl.reshape(values, (ROWS,)) + 0.0
+    return tl.max(tl.reshape(values, (ROWS, COLUMNS)), axis=1) + 0.0
 
 
 @triton.jit
@@ -37,12 +41,4 @@ def pair_sum_down(values, ROWS: tl.constexpr, LOG2: tl.constexpr, COLUMNS: tl.co
     """Sum ``values: (ROWS * 2**LOG2, COLUMNS)`` over the lines of each row by adjacent pairs; ``(ROWS, COLUMNS)``."""
     for step in tl.static_range(LOG2):
         values = tl.sum(tl.reshape(values, (ROWS << (LOG2 - 1 - step), 2, COLUMNS)), axis=1)
-    return values
-
-
-@triton.jit
-def pair_max_down(values, ROWS: tl.constexpr, LOG2: tl.constexpr, COLUMNS: tl.constexpr):
-    """The largest of ``values: (ROWS * 2**LOG2, COLUMNS)`` over the lines of each row; ``(ROWS, COLUMNS)``."""
-    for step in tl.static_range(LOG2):
-        values = tl.max(tl.reshape(values, (ROWS << (LOG2 - 1 - step), 2, COLUMNS)), axis=1)
     return values

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, next_power_of_2, powers_of_two, side_output
 from kalign_core.kernels.overlap import after_predecessor
-from kalign_core.kernels.pairs import pair_max, pair_max_down, pair_sum, pair_sum_down
+from kalign_core.kernels.pairs import largest, pair_sum, pair_sum_down
 
 CHUNK = 8192
 LANES = 4096
@@ -79,10 +79,16 @@ def chunk_sum(values, CHUNKS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2
 
 
 @triton.jit
+def chunk_distances(values, k, CHUNKS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr):
+    """``t_c`` and ``b`` of every chunk of ``values: (CHUNKS * lines, lanes)``."""
+    top = largest(values, CHUNKS, 1 << (LINES_LOG2 + LANES_LOG2)) * k
+    return top, distances(values, each_times(top, CHUNKS, 1 << LINES_LOG2), k)
+
+
+@triton.jit
 def chunk_part(values, k, CHUNKS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr):
     """``t_c``, ``b`` and ``s_c`` of every chunk of ``values: (CHUNKS * lines, lanes)``."""
-    top = pair_max(pair_max_down(values, CHUNKS, LINES_LOG2, 1 << LANES_LOG2), CHUNKS, LANES_LOG2) * k
-    distance = distances(values, each_times(top, CHUNKS, 1 << LINES_LOG2), k)
+    top, distance = chunk_distances(values, k, CHUNKS, LINES_LOG2, LANES_LOG2)
     return top, distance, chunk_sum(tl.exp2(distance), CHUNKS, LINES_LOG2, LANES_LOG2)
 
 
@@ -98,7 +104,7 @@ def merged(tops, sums, ROWS: tl.constexpr, SLOTS_LOG2: tl.constexpr):
     if SLOTS_LOG2 == 0:
         top, total = tl.reshape(tops, (ROWS,)), tl.reshape(sums, (ROWS,))
     else:
-        top = pair_max(tops, ROWS, SLOTS_LOG2)
+        top = largest(tops, ROWS, 1 << SLOTS_LOG2)
         weight = tl.exp2(tops - anchored(top)[:, None])
         # NaN times 0 stays NaN: it is a row's, not a sum that is too large.
         terms = tl.where((sums == float("inf")) & (weight == 0.0), 0.0, sums * weight)
