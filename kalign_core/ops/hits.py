@@ -192,7 +192,17 @@ def _fire_in_order(stage: Stage, count: int) -> Pinned | None:
     if fire is None or slots == tuple(range(count)):
         return fire
     take = _taker(slots)
-    return lambda addresses: fire(take((*addresses, None))[:-1])
+    latest: tuple[Any, tuple[int | None, ...]] = (None, ())  # so that the same addresses stay the same, in order too
+
+    def fire_in_order(addresses: Sequence[int | None]) -> bool:
+        nonlocal latest
+        known, ordered = latest
+        if addresses is not known:
+            ordered = take((*addresses, None))[:-1]
+            latest = (addresses, ordered)
+        return fire(ordered)
+
+    return fire_in_order
 
 
 def _general(
