@@ -7,7 +7,7 @@ backward pass, which autograd runs on another thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -27,6 +27,8 @@ class Call(NamedTuple):
 RECORD = "record"
 
 _override: ContextVar[Call | None] = ContextVar("kalign_call", default=None)
+overriding: Callable[[], Call | None] = _override.get
+"""Mode and phase that hold in the block one is in, if it said any; with ``_default`` what ``current`` gives, sooner."""
 _default: Call | None = None
 _phases: list[str] = list(PHASES)
 _calls: dict[tuple[str, str], Call] = {}

@@ -28,8 +28,8 @@ ends, though the launch itself is forgotten, because a graph that a caller captu
 Pinned = Callable[[Sequence[int | None]], bool]
 """A launch for one grid and fixed ``numbers``, down to the driver call, of tensors given by their addresses.
 
-Whoever calls it has settled their dtype, device and alignment. It launches nothing and gives False while another device
-is current or somebody listens to launches.
+Whoever calls it has settled their dtype, device and alignment, and does not change a sequence that it has given. It
+launches nothing and gives False while another device is current or somebody listens to launches.
 """
 
 

@@ -170,8 +170,11 @@ class DeviceLaunch:
         """
         if self._check is not None:
             return None
+        import torch
+
         tail = (*numbers, *self._tail)
-        return self._prebound.pin(self._find_grid(args), tail, self._device, self._current, self._stream)
+        current = None if torch.cuda.device_count() == 1 else self._current  # one alone is always the current one
+        return self._prebound.pin(self._find_grid(args), tail, self._device, current, self._stream)
 
 
 @contextlib.contextmanager

@@ -150,37 +150,39 @@ class Prebound:
         grid: tuple[int, int, int],
         tail: tuple[Any, ...],
         device: int,
-        current: Callable[[], int],
+        current: Callable[[], int] | None,
         stream_of: Callable[[int], int],
     ) -> Callable[[Sequence[int | None]], bool] | None:
         """The driver call for ``(*addresses, *tail)``, with all that has to be asked before it, in one frame.
 
-        It gives False, and launches nothing, while ``current()`` is another device than ``device`` or somebody listens
-        to launches. None where there is no fast launch.
+        It gives False, and launches nothing, while ``current()`` is another device than ``device`` (without
+        ``current`` there is no other) or somebody listens to launches. Who gives the same sequence again has not
+        changed it. None where there is no fast launch.
         """
         if self._driver is None:
             return None
         call, behind, spread = self._driver
         runtime, (enter, leave) = triton.knobs.runtime, self._chains
-        ahead: tuple[Any, ...] = (*grid, None, *behind)  # for as long as the stream is that one
+        # What stands before the arguments on a stream, and the last call: one value, which threads cannot mix.
+        latest: tuple[tuple[Any, ...], Any, tuple[Any, ...]] = ((*grid, None, *behind), None, ())
 
         def fire(addresses: Sequence[int | None]) -> bool:
-            nonlocal ahead
+            nonlocal latest
             if (
-                current() != device
+                (current is not None and current() != device)
                 or enter.calls
                 or leave.calls
                 or runtime.launch_enter_hook is not enter
                 or runtime.launch_exit_hook is not leave
             ):
                 return False
-            first, stream = ahead, stream_of(device)
-            if first[3] != stream:
-                first = ahead = (*grid, stream, *behind)
-            if spread:
-                call(*first, *addresses, *tail)
-            else:
-                call(*first, (*addresses, *tail))
+            stream, (ahead, known, arguments) = stream_of(device), latest
+            if addresses is not known or ahead[3] != stream:
+                if ahead[3] != stream:
+                    ahead = (*grid, stream, *behind)
+                arguments = ahead + ((*addresses, *tail) if spread else ((*addresses, *tail),))
+                latest = (ahead, addresses, arguments)
+            call(*arguments)
             return True
 
         return fire
@@ -213,7 +215,7 @@ def _driver(compiled: Any, run: Any) -> Driver | None:
     if MINOR not in FAST_MINORS:
         _announce(f"triton {triton.__version__}: no fast launch for this version yet; launching through Triton's own")
         return None
-    if _needs_scratch(run) or not hasattr(run, "launch_cooperative_grid"):
+    if _needs_scratch(run) or not (hasattr(run, "launch_cooperative_grid") and hasattr(run, "launch_pdl")):
         return None
     flags, packed = (run.launch_cooperative_grid, run.launch_pdl), compiled.packed_metadata
     if MINOR == (3, 6):

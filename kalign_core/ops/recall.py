@@ -56,7 +56,7 @@ class Form(Generic[R]):
         if (
             session._current is not here
             or here.calls is not calls
-            or context.current() is not call
+            or (context.overriding() or context._default) is not call
             or (rest is not known and not _equal(rest, known))
             or forward_mode()
         ):

@@ -135,6 +135,41 @@ def test_what_has_no_version_counter_is_not_marked(monkeypatch: pytest.MonkeyPat
     assert marked == []
 
 
+def two_into_one(launch: Recorded) -> Hit:
+    """What repeats one launch that reads two tensors and writes a third one."""
+    given = (rows(), rows(), rows())
+    trace = Trace(launched=[Noted(launch, swiglu_kernel, (*given, 3, 40, 40, 40, 40))])
+    hit = hit_of(trace, given, given[2], like=given, outs=1, in_place=(0, 1))
+    assert hit is not None
+    return hit
+
+
+def test_an_output_behind_two_inputs_is_written_and_given_back() -> None:
+    """A call with three tensors fires their addresses, in whatever buffers they lie, and autograd learns of each."""
+    launch = Recorded()
+    hit = two_into_one(launch)
+    sets = [(rows(), rows(), rows()) for _ in range(2)]
+    for given in (*sets, sets[0], sets[0]):
+        assert hit(given) is given[2]
+    fired = [[tensor.data_ptr() for tensor in given] for given in (*sets, sets[0], sets[0])]
+    assert (launch.fired, [out._version - rows()._version for *_, out in sets]) == (fired, [3, 1])
+
+
+def test_an_output_over_two_inputs_is_sent_back() -> None:
+    """An output may lie on one of two inputs, not shifted against either; what is sent back is not marked."""
+    launch = Recorded()
+    hit = two_into_one(launch)
+    x, room = rows(), normals(4, 40)
+    out, before = room[1:], room._version
+    assert [hit(given) for given in ((x, room[:3], out), (room[:3], x, out))] == [None, None]
+    launch.refuses = True
+    assert hit((x, out, out.detach())) is None
+    assert (launch.fired, room._version) == ([], before)
+    launch.refuses = False
+    same = out.detach()
+    assert hit((x, out, same)) is same
+
+
 # --- what sends a call back ---------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,33 @@ def test_the_stream_is_asked_for_each_time(behind: Any) -> None:
     assert [call[3] for call in run.short] == [7, 8]
 
 
+def test_the_same_addresses_again_are_the_same_call(behind: Any) -> None:
+    """A sequence of addresses that is given again is launched again, on the stream that is current by then."""
+    run, streams = Run(), iter((7, 7, 8, 8))
+    fire = Prebound(compiled(run)).pin(GRID, TAIL, 3, lambda: 3, lambda device: next(streams))
+    assert fire is not None
+    first, other = [16, None], [32, None]
+    fire(first), fire(first), fire(first), fire(other)
+    assert run.short == [
+        (*GRID, stream, *behind(*addresses, *TAIL))
+        for stream, addresses in ((7, first), (7, first), (8, first), (8, other))
+    ]
+
+
+def test_a_call_amid_another_one_changes_nothing_of_it(behind: Any) -> None:
+    """What another thread launches while a launch is being put together does not take its place."""
+    run, others = Run(), [[48], [64]]
+
+    def stream_of(device: int) -> int:
+        if others:
+            fire(others.pop())
+        return 103
+
+    fire: Any = Prebound(compiled(run)).pin(GRID, TAIL, 3, lambda: 3, stream_of)
+    fire([16])
+    assert run.short == [(*GRID, 103, *behind(address, *TAIL)) for address in (48, 64, 16)]
+
+
 # --- what sends a pinned launch back ------------------------------------------------------------------------------
 
 
@@ -120,6 +147,34 @@ def test_another_current_device(behind: Any) -> None:
     assert (fire([16]), run.short, run.long) == (False, [], [])
     device.current = 3
     assert fire([16]) is True
+
+
+def test_a_device_without_others_is_not_asked_about(behind: Any) -> None:
+    """Where no other device can be current, launches go out without asking."""
+    run = Run()
+    fire = Prebound(compiled(run)).pin(GRID, TAIL, 0, None, lambda device: 100 + device)
+    assert fire is not None
+    assert fire([16]) is True
+    assert run.short == [(*GRID, 100, *behind(16, *TAIL))]
+
+
+@pytest.mark.parametrize(("devices", "fired"), [(1, True), (2, False)])
+def test_whether_there_are_others_is_what_torch_says(
+    behind: Any, monkeypatch: pytest.MonkeyPatch, devices: int, fired: bool
+) -> None:
+    """A pinned launch of one of several devices is for the time that this one is current; one alone always is."""
+    import torch
+
+    from kalign_core.hal.torch_gpu import DeviceLaunch
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 100, raising=False)
+    run = Run()
+    launch = DeviceLaunch(None, Prebound(compiled(run)), lambda args: GRID, TAIL, 0, None, lambda: None)
+    fire = launch.pin((1, 40), (40,))
+    assert fire is not None
+    assert (fire([16]), len(run.short)) == (fired, int(fired))
 
 
 @pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
@@ -167,7 +222,9 @@ def test_scratch_memory_needs_the_long_way(behind: Any, changes: dict[str, Any])
     assert (prebound.fast, len(run.long), run.short) == (False, 1, [])
 
 
-@pytest.mark.parametrize("lacks", ["global_scratch_size", "profile_scratch_size", "launch_cooperative_grid"])
+@pytest.mark.parametrize(
+    "lacks", ["global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl"]
+)
 def test_a_launcher_that_looks_otherwise_is_called_the_long_way(behind: Any, lacks: str) -> None:
     """What this version's launcher does not say is not taken for no."""
     run = Run()
