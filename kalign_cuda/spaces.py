@@ -125,8 +125,9 @@ def candidates(kernel: Kernel, problem: Problem, model: DeviceModel) -> tuple[Co
         config = reference.replace(**{name: value for name, value in knobs.items() if name in kernel.knobs})
         if config not in found and limits.veto(kernel, problem, model, config) is None:
             found[config] = None
-    if overlapping:
-        found |= {config.replace(launch_pdl=True): None for config in (reference, *found)}
+    if overlapping:  # each beside its like, so that a short search has both
+        found = {each: None for config in found for each in (config, config.replace(launch_pdl=True))}
+        found = {reference.replace(launch_pdl=True): None, **found}
     return tuple(found)[:MOST]
 
 
