@@ -1,7 +1,7 @@
 """The bench a kernel is run on: makes the arguments of a case, runs a launch into fresh memory, gives back the memory.
 
 Inputs are the case's own, in memory of their own between bands of NaN bytes, never the caller's tensors. They are made
-once per case and shared by every candidate run on it.
+once per case and shared by every candidate run on it, or copied for it where there is memory to spare.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kalign_core.verifier.variants import VARIANTS, resized, variant
 if TYPE_CHECKING:
     from kalign_core.hal.base import Launch, Platform
 
-# How much of the problem's own memory a case may take; comparing takes an eighth of the outputs on top.
+# How much of the problem's own memory a case may take; comparing takes an eighth of what it compares on top.
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 1.75, 1 << 24
 
 

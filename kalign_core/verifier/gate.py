@@ -197,9 +197,9 @@ class Gate:
             with self.bench.ready(launch, case, room) as fire:
                 for left in reversed(range(case.repeats)):
                     answer = _launched(fire, expected, room, sealed=not left)
-                    unlike.append(answer)
+                    unlike.append(answer)  # one by one: a launch that raises leaves those before it
                 # Waited for once: a device that the host waits for after every run stands still in between.
-                if bool(unlike[0] if len(unlike) == 1 else torch.stack(unlike).any()):
+                if unlike and bool(unlike[0] if len(unlike) == 1 else torch.stack(unlike).any()):
                     return _shown(fire, case, expected, room, unlike)
         except CandidateFailed as error:
             if self._needs_other_code(case) and not unlike:
