@@ -1,13 +1,13 @@
 """The bench a kernel is run on: makes the arguments of a case, runs a launch into fresh memory, gives back the memory.
 
 Inputs are the case's own, in memory of their own between bands of NaN bytes, never the caller's tensors. They are made
-once per case and shared by every candidate run on it.
+once per case and shared by every candidate run on it, or copied for it where there is memory to spare.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from kalign_core.declare import OUTPUTS, Kernel, Lowered, axis_size
 from kalign_core.errors import BadArgument, NotTunable
 from kalign_core.records import ITEM_BYTES, Argument, Case, Config, InputFamily, Problem
 from kalign_core.verifier.bound import Bound
-from kalign_core.verifier.compare import Buffer, Seal, copy_of, divided, extent_of, seal_words
+from kalign_core.verifier.compare import Buffer, Seal, copy_of, divided, extent_of, same, seal_words
 from kalign_core.verifier.flight import ready
 from kalign_core.verifier.making import POISON, Maker, bytes_taken, laid, row_numbers, stand_in
 from kalign_core.verifier.run import Run
@@ -27,17 +27,29 @@ from kalign_core.verifier.variants import VARIANTS, resized, variant
 if TYPE_CHECKING:
     from kalign_core.hal.base import Launch, Platform
 
-# How much of the problem's own memory a case may take; comparing takes an eighth of the outputs on top.
+# How much of the problem's own memory a case may take; comparing takes an eighth of what it compares on top.
 MEMORY_SHARE, LEAST_MEMORY_BYTES = 1.75, 1 << 24
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
-    """One tensor of a case's numbers: what makes it that one, its buffer, and its imprint before anything ran."""
+    """One tensor of a case's numbers: what makes it that one, and its buffer."""
 
     identity: object
     buffer: Buffer
-    imprint: torch.Tensor
+    _imprint: torch.Tensor | None = None
+
+    def imprint(self) -> torch.Tensor:
+        """The imprint of the buffer when this was first called: before anything is launched on it."""
+        if self._imprint is None:
+            self._imprint = _imprint_of(self.buffer)
+        return self._imprint
+
+
+def _imprint_of(buffer: Buffer) -> torch.Tensor:
+    imprint = torch.empty(seal_words(buffer), dtype=torch.int32, device=buffer.flat.device)
+    Seal.of(buffer, imprint).take()
+    return imprint
 
 
 class Bench:
@@ -125,8 +137,11 @@ class Bench:
                 growing += size
             else:
                 fixed += size
-        most = max(MEMORY_SHARE * self.bytes_per_set(), LEAST_MEMORY_BYTES)
-        return int(whole * max(0.0, most - fixed) / max(1, growing))
+        return int(whole * max(0.0, self._most_bytes() - fixed) / max(1, growing))
+
+    def _most_bytes(self) -> float:
+        """How much memory a case may take."""
+        return max(MEMORY_SHARE * self.bytes_per_set(), LEAST_MEMORY_BYTES)
 
     def _widest_row(self) -> int:
         """Elements per row of the tensor that has most of them."""
@@ -157,31 +172,58 @@ class Bench:
         """A function that launches into ``run`` once, the way the case says, as often as it is called."""
         return ready(self.platform, self.device, launch, run.arguments, case.how)
 
-    def room(self, case: Case) -> Run:
-        """Memory for a run of ``case`` and the arguments that lead there; what it holds is arbitrary until cleared."""
+    def room(self, case: Case, *, alone: bool = True) -> Run:
+        """Memory for a run of ``case`` and the arguments that lead there; its outputs are arbitrary until cleared.
+
+        It has as many inputs to itself as the case's memory allows, none unless ``alone``.
+        """
         problem = self.problem_for(case)
-        kept = self._made(case, problem)
-        inputs = {name: each.buffer for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS}
-        starts = {name: each.buffer for name, each in kept.items() if name not in inputs}
-        args = [arg for arg in map(problem.argument, self.kernel.outputs()) if arg.is_tensor]
+        inputs = self.inputs(case)
+        starts = {name: each.buffer for name, each in self._kept.items() if name not in inputs}
+        written = [name for name in self.kernel.outputs() if problem.argument(name).is_tensor]
+        own = self._affordable_inputs(problem, inputs) if alone else []
+        shared = [buffer for name, buffer in inputs.items() if name not in own]
+        args = [problem.argument(name) for name in (*written, *own)]
         sizes = [bytes_taken(self.kernel, problem, arg) for arg in args]
-        seals = sum(map(seal_words, inputs.values()))
-        words = torch.empty(sum(sizes) // 4 + seals, dtype=torch.int32, device=self.torch_device)
+        words = torch.empty(sum(sizes) // 4 + sum(map(seal_words, shared)), dtype=torch.int32, device=self.torch_device)
         flats = divided(words.view(torch.uint8), sizes)
-        outputs = {arg.name: laid(self.kernel, problem, arg, flat) for arg, flat in zip(args, flats, strict=True)}
-        views = {name: buffer.view for name, buffer in (*inputs.items(), *outputs.items())}
-        arguments = self._assembled(problem, views)
-        return Run(words, outputs, arguments, tuple(inputs.values()), starts, case.fill)
+        made = {arg.name: laid(self.kernel, problem, arg, flat) for arg, flat in zip(args, flats, strict=True)}
+        arguments = self._assembled(problem, {name: buffer.view for name, buffer in {**inputs, **made}.items()})
+        outputs, copies = ({name: made[name] for name in names} for names in (written, own))
+        run = Run(words, outputs, copies, arguments, shared, starts, case.fill)
+        run.seal_with(self._as_made(own))
+        return run
+
+    def _affordable_inputs(self, problem: Problem, inputs: Collection[str]) -> list[str]:
+        """Inputs that every run of a case can have to itself, as far as the case's memory goes, the smallest first.
+
+        What a run has to itself is compared with the outputs in one step; an imprint takes two steps for each input.
+        """
+        sizes = {arg.name: bytes_taken(self.kernel, problem, arg) for arg in problem.args if arg.is_tensor}
+        sets = {name: 1 if name in inputs else 2 + self._holds_numbers(name) for name in sizes}
+        left = self._most_bytes() - sum(sizes[name] * sets[name] for name in sizes)
+        chosen = []
+        for name in sorted(inputs, key=lambda name: sizes[name]):
+            left -= 2 * sizes[name]
+            if left < 0:
+                break
+            chosen.append(name)
+        return chosen
 
     def inputs(self, case: Case) -> dict[str, Buffer]:
         """The input tensors of ``case``; the last case's are kept."""
         kept = self._made(case, self.problem_for(case))
         return {name: each.buffer for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS}
 
-    def imprints(self, case: Case) -> list[torch.Tensor]:
-        """Imprints of the inputs of ``case`` as they were made."""
-        kept = self._made(case, self.problem_for(case))
-        return [each.imprint for name, each in kept.items() if self.kernel.args[name].kind not in OUTPUTS]
+    def as_made(self, case: Case) -> list[torch.Tensor]:
+        """What a run of ``case`` sees of its inputs where nothing wrote to them: words and imprints, int32."""
+        return self._as_made(self._affordable_inputs(self.problem_for(case), self.inputs(case)))
+
+    def _as_made(self, own: Sequence[str]) -> list[torch.Tensor]:
+        """The words of the inputs that a run has to itself, and the imprints of the others that are kept."""
+        inputs = [name for name in self._kept if self.kernel.args[name].kind not in OUTPUTS]
+        imprints = [self._kept[name].imprint() for name in inputs if name not in own]
+        return [*(self._kept[name].buffer.words for name in own), *imprints]
 
     def _made(self, case: Case, problem: Problem) -> dict[str, _Kept]:
         """Every tensor that holds the case's numbers before a launch, in the order of the problem's arguments."""
@@ -194,10 +236,9 @@ class Bench:
             rows = self._maker.rows(row_numbers(self.kernel, self.problem, problem, case, host))
             for arg in (arg for arg in args if arg.name not in self._kept):
                 buffer = self._maker.input(case, problem, arg, rows)
-                imprint = torch.empty(seal_words(buffer), dtype=torch.int32, device=self.torch_device)
-                Seal.of(buffer, imprint).take()
-                self._kept[arg.name] = _Kept(wanted[arg.name], buffer, imprint)
-        return {arg.name: self._kept[arg.name] for arg in args}
+                self._kept[arg.name] = _Kept(wanted[arg.name], buffer)
+        self._kept = {arg.name: self._kept[arg.name] for arg in args}
+        return self._kept
 
     def _holds_numbers(self, name: str) -> bool:
         kind = self.kernel.args[name].kind
@@ -217,15 +258,17 @@ class Bench:
         """Forget the inputs that are kept."""
         self._kept = {}
 
-    def changed_input(self, case: Case) -> str:
-        """Name of an input of ``case`` that something wrote to since it was made, or an empty string.
+    def changed_input(self, case: Case, run: Run) -> str:
+        """Name of an input of ``case`` that ``run`` wrote to since it was made, or an empty string.
 
-        All are forgotten then, to be made anew.
+        Shared ones are all forgotten then, to be made anew.
         """
         for name, buffer in self.inputs(case).items():
-            now = torch.empty_like(self._kept[name].imprint)
-            Seal.of(buffer, now).take()
-            if not torch.equal(now, self._kept[name].imprint):
+            if name in run.own:
+                changed = not same(run.own[name].pairs, buffer.pairs)
+            else:
+                changed = not torch.equal(_imprint_of(buffer), self._kept[name].imprint())
+            if changed:
                 self.renew_inputs()
                 return name
         return ""
@@ -248,7 +291,7 @@ class Bench:
     def argument_sets(self, count: int) -> list[tuple[Any, ...]]:
         """``count`` sets of arguments for timing, equal in content, each with tensors of its own."""
         case = Case("timing")
-        run = self.room(case)
+        run = self.room(case, alone=False)
         run.clear()
         tensors = {**self.inputs(case), **run.outputs}
         self.renew_inputs()

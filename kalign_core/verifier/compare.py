@@ -20,9 +20,11 @@ GUARD_BYTES = 512
 _CHUNK = 1 << 16
 _PAIRS_AT_ONCE = 1 << 26
 _ELEMENTS_AT_ONCE = 1 << 21
-_FOLD = 4096
-_ROW_BYTES = 4 * _FOLD
-_ROUND_BYTES = 2 * _ROW_BYTES  # a seal then has an even number of words, to be compared two at a time
+# How many rows an imprint's table has, however large the buffer. On a GPU torch adds down a column with few threads;
+# where that leaves a thread 256 numbers, blocks share a column, and each of them takes scratch memory for whole vectors
+# of all of its threads, tens of MiB together (setReduceConfig in aten/src/ATen/native/cuda/Reduce.cuh).
+_ROWS = 256
+_ROUND_BYTES = 16 * _ROWS  # rows of whole vectors, and an even number of words in a seal, to be compared two at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 
 def bytes_for(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, aligned: bool) -> int:
-    """Bytes that a strided tensor takes between its guard bands, in whole rows of an imprint's table."""
+    """Bytes that a strided tensor takes between its guard bands, as many as an imprint's table holds."""
     extent = max(extent_of(shape, strides), 1)
     return -(-(_offset(dtype, aligned) + extent * dtype.itemsize + GUARD_BYTES) // _ROUND_BYTES) * _ROUND_BYTES
 
@@ -87,14 +89,20 @@ def copy_of(buffer: Buffer) -> Buffer:
     return Buffer(flat, torch.as_strided(inner, buffer.view.shape, buffer.view.stride()))
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two int64 vectors are equal; waits for the device, and takes an eighth of the memory of one of them."""
+def unlike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whether two int64 vectors differ anywhere, on their device: bool ``()``; nothing is waited for.
+
+    Takes an eighth of the memory of one of them, 64 MiB at most.
+    """
     if a.numel() <= _PAIRS_AT_ONCE:
-        return torch.equal(a, b)
-    return all(
-        torch.equal(a[start : start + _PAIRS_AT_ONCE], b[start : start + _PAIRS_AT_ONCE])
-        for start in range(0, a.numel(), _PAIRS_AT_ONCE)
-    )
+        return (a != b).any()
+    parts = (slice(start, start + _PAIRS_AT_ONCE) for start in range(0, a.numel(), _PAIRS_AT_ONCE))
+    return torch.stack([(a[part] != b[part]).any() for part in parts]).any()
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two int64 vectors are equal; waits for the device."""
+    return not bool(unlike(a, b))
 
 
 def untouched(buffer: Buffer, fill: int) -> bool:
@@ -120,7 +128,7 @@ def repeated(fill: int, size: int) -> int:
 class Seal:
     """An imprint of a buffer: sums modulo 2**32 over the columns and rows of a table with all its bytes.
 
-    The table is 4096 words wide. Whatever changes a byte changes a sum, but for changes that keep every one of them.
+    The table has 256 rows. Whatever changes a byte changes a sum, but for changes that keep every one of them.
     """
 
     table: torch.Tensor
@@ -130,7 +138,7 @@ class Seal:
     @classmethod
     def of(cls, buffer: Buffer, into: torch.Tensor) -> Seal:
         """The seal of ``buffer`` kept in ``into``: int32 ``(seal_words(buffer),)``; nothing is taken yet."""
-        return cls(buffer.words.view(-1, _FOLD), into[:_FOLD], into[_FOLD:])
+        return cls(buffer.words.view(_ROWS, -1), into[:-_ROWS], into[-_ROWS:])
 
     def take(self) -> None:
         """Take the imprint of the buffer as it is now."""
@@ -141,7 +149,7 @@ class Seal:
 
 def seal_words(buffer: Buffer) -> int:
     """How many words the seal of ``buffer`` has."""
-    return _FOLD + buffer.flat.numel() // _ROW_BYTES
+    return buffer.flat.numel() // (4 * _ROWS) + _ROWS
 
 
 def divided(tensor: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:

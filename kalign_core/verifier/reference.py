@@ -76,10 +76,7 @@ class Reference:
         case = _AGREEMENT
         self.bench.inputs(case)
         states = random_states(self.bench.torch_device)
-        self._check_surroundings(case, self.run(case))
-        changed = self.bench.changed_input(case)
-        if changed:
-            raise self._broken(f"writes to {changed}, declared as an input", f"declare {changed} as written(...)")
+        self._check_inputs(case, self.run(case))
         if not all(map(torch.equal, states, random_states(self.bench.torch_device))):
             raise self._broken("draws from torch's random numbers")
         first = self.run(case)
@@ -87,6 +84,13 @@ class Reference:
             self._check_filled(case, first, replace(case, fill=fill))
         for how in () if self.bench.interpreted else ("graph", "stream"):
             self._check_same(case, first, self.run(replace(case, how=how)), f"a run on a {how} disagrees")
+
+    def _check_inputs(self, case: Case, run: Run) -> None:
+        """Nothing was written beside the outputs, and nothing to an input; costs ``run`` its elements."""
+        self._check_surroundings(case, run)
+        changed = self.bench.changed_input(case, run)
+        if changed:
+            raise self._broken(f"writes to {changed}, declared as an input", f"declare {changed} as written(...)")
 
     def _check_filled(self, case: Case, first: Run, filled: Case) -> None:
         other = self.run(filled)
@@ -119,7 +123,7 @@ class Reference:
             raise NotTunable(f"{self.bench.kernel} cannot be tuned: two runs of it disagree", why=str(found))
 
     def _check_same(self, case: Case, one: Run, other: Run, what: str) -> None:
-        name = one.unlike(other)
+        name = one.differing(other)
         if name:
             found = first_difference(case.check, name, one.outputs[name], other.outputs[name])
             raise NotTunable(f"{self.bench.kernel} cannot be tuned: {what}", why=str(found))

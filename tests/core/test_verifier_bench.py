@@ -15,6 +15,7 @@ from kalign_core.kernels.matmul import matmul_kernel
 from kalign_core.kernels.rms_norm import rms_norm_dweight_fold_kernel, rms_norm_kernel
 from kalign_core.kernels.swiglu import swiglu_kernel
 from kalign_core.records import Case, Problem
+from kalign_core.verifier import bench as benches
 from kalign_core.verifier.bench import Bench
 from kalign_core.verifier.variants import VARIANTS, dense_problem, resized, variant
 from tests.core.verifier_samples import FAMILIES, adds, good, sums_bench, sums_problem, tensor_of
@@ -213,15 +214,37 @@ def test_a_kernel_without_rows_is_reduced_along_its_bucket() -> None:
     assert bench.reduced(Case("a"), 800).dims == (("T", 100),)
 
 
-def test_a_write_to_an_input_is_named_and_undone() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_write_to_an_input_is_named_and_undone(alone: bool) -> None:
     """The argument is named, and the next run has the numbers back."""
     bench = sums_bench()
     before = tensor_of(bench, Case(""), "weight").clone()
-    assert bench.changed_input(Case("")) == ""
-    tensor_of(bench, Case(""), "weight")[3] = 9.0
-    assert bench.changed_input(Case("")) == "weight"
+    run = bench.room(Case(""), alone=alone)
+    assert bench.changed_input(Case(""), run) == ""
+    run.arguments[bench.kernel.parameters.index("weight")][3] = 9.0
+    assert bench.changed_input(Case(""), run) == "weight"
     assert torch.equal(tensor_of(bench, Case(""), "weight"), before)
-    assert bench.changed_input(Case("")) == ""
+    assert bench.changed_input(Case(""), bench.room(Case(""), alone=alone)) == ""
+
+
+def test_a_run_has_inputs_to_itself_where_the_cases_memory_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows of a large problem have all of them, the whole problem none but the small ones."""
+    monkeypatch.setattr(benches, "LEAST_MEMORY_BYTES", 0)
+    bench = sums_bench(sums_problem(t=4096, h=64))
+    assert list(bench.room(Case("", dims=(("T", 1024),))).own) == ["weight", "x"]
+    assert list(bench.room(Case("")).own) == ["weight"]
+
+
+def test_inputs_that_a_run_has_to_itself_hold_the_cases_numbers() -> None:
+    """Byte for byte, guard bands included, at the alignment that the case's layout has."""
+    bench = sums_bench()
+    case = Case("", variant="unaligned")
+    run = bench.room(case)
+    assert set(run.own) == {"x", "weight"}
+    for name, kept in bench.inputs(case).items():
+        assert torch.equal(run.own[name].flat, kept.flat)
+        assert run.own[name].flat.data_ptr() != kept.flat.data_ptr()
+        assert run.own[name].view.data_ptr() % 16 == kept.view.data_ptr() % 16
 
 
 def test_timing_gets_sets_of_equal_content_in_memory_of_their_own() -> None:

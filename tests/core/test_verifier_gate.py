@@ -91,6 +91,42 @@ def test_a_candidate_that_goes_wrong_later_is_refuted(run: int) -> None:
     assert refutation_of(launch) is not None
 
 
+@pytest.mark.parametrize(("runs", "coordinate"), [({2}, ()), ({2, 6}, (3,)), ({4}, (3,))])
+def test_a_run_that_others_have_overwritten_is_refuted_and_shown_where_it_recurs(
+    runs: set[int], coordinate: tuple[int, ...]
+) -> None:
+    """Four launches and, unless the last one differs, as many as three more to see it again."""
+    launched = 0
+
+    def launch(x: Tensor, weight: Tensor, out: Tensor, total: Tensor, *rest: Any) -> None:
+        nonlocal launched
+        launched += 1
+        good(x, weight, out, total, *rest)
+        if launched in runs:
+            total[3].neg_()
+
+    found = gate(sums_bench()).run_case(Fixed(launch), Case("repeats", family="spread", repeats=4))
+    assert found is not None
+    assert (found.check, found.coordinate) == ("repeats", coordinate)
+    assert coordinate or "bytes differ in 1 of 4 runs" in found.reason
+
+
+def test_code_that_was_launched_once_and_then_cannot_be_is_refuted() -> None:
+    """Skipped is only a case whose code never ran: a first run's bytes are evidence that a second one must not hide."""
+    launched = 0
+
+    def launch(*args: Any) -> None:
+        nonlocal launched
+        launched += 1
+        if launched == 2:
+            raise CandidateFailed("out of resources")
+        good(*args)
+
+    found = gate(sums_bench()).run_case(Fixed(launch), Case("repeats", variant="padded", repeats=2))
+    assert found is not None
+    assert "failed to launch: out of resources" in found.reason
+
+
 def test_half_written_memory_is_not_taken_for_finished() -> None:
     """Every run gets fresh memory, so that what an earlier run completed does not count."""
 
