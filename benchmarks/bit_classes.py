@@ -1,13 +1,14 @@
 """Does the gate refute what differs, and nothing that is equal? Two methods that must agree; prints one JSON object.
 
-``python benchmarks/bit_classes.py [--small] [--only KERNELS] [--out FILE] [--seconds S]``, and
+``python benchmarks/bit_classes.py [--small] [--only KERNELS] [--out FILE] [--seconds S] [--resume FILE]``, and
 ``--reference-only --against FILE`` under another compiler.
 
 Every space of ``known_spaces.py`` is examined twice: the quick gate, as it stands before a candidate while tuning, says
 ``refuted`` or ``not refuted``; and candidates are grouped by digests of their widest output over the core cases, which
 no verdict enters. Candidates that run the same instructions as another are compiled and then left out. ``--out`` is
-rewritten after every space, so that a run that is cut leaves what it had. ``--reference-only`` takes the references'
-digests alone, ``--against`` compares them with those of an earlier run under another compiler.
+rewritten after every space, so that a run that is cut leaves what it had; ``--resume`` goes on from there.
+``--reference-only`` takes the references' digests alone, ``--against`` compares them with those of an earlier run under
+another compiler.
 """
 
 from __future__ import annotations
@@ -255,6 +256,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     """Examine every space until the time is up; rewrites ``--out`` as it goes."""
     from kalign_core import session
     from kalign_core.verifier.checks import SUITE
+    from kalign_core.verifier.repeat import problem_text
 
     started = time.monotonic()
     here = session.current()
@@ -272,6 +274,9 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         short = [row for row in known_spaces.shortfalls(spaces) if asked is None or row["kernel"] in asked]
         if given.reference_only:
             spaces = [known_spaces.Space(s.kind, s.kernel, s.problem) for s in spaces]
+        rows += examined_before(given.resume)
+        known = {(row["kind"], row["kernel"], row["problem"]) for row in rows}
+        spaces = [s for s in spaces if (s.kind, s.kernel.name, problem_text(s.problem)) not in known]
         stands = [stand_for(here, device, space) for space in spaces]
         jobs = [job for s in stands for config in (s.reference, *s.space.configs) for job in s.lowered(config)]
         print(f"{len(stands)} spaces, {len(set(jobs))} compiles, {time.monotonic() - started:.1f} s", file=sys.stderr)
@@ -293,6 +298,11 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
     result |= {"summary": summary(rows), "seconds": round(time.monotonic() - started, 1)}
     keep(result, given.out)
     return result
+
+
+def examined_before(path: Path | None) -> list[dict[str, Any]]:
+    """The rows of the result in ``path``; none without one."""
+    return [] if path is None else list(json.loads(path.read_text(encoding="utf-8"))["spaces"])
 
 
 def examined(here: Any, stand: Stand, ahead: Ahead) -> dict[str, Any]:
@@ -319,6 +329,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of kernels, separated by commas")
     parser.add_argument("--out", type=Path, help="keep the result here as it grows")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="examine no further space after these")
+    parser.add_argument("--resume", type=Path, help="a result that was cut: its spaces are not examined again")
     parser.add_argument("--most-pairs", type=int, default=MOST_PAIRS, help="candidates of each operator kernel")
     parser.add_argument("--reference-only", action="store_true", help="digests of the references, no candidates")
     parser.add_argument("--against", type=Path, help="an earlier result to compare the references' digests with")

@@ -70,9 +70,9 @@ def pointwise() -> Calls:
 
     x, y = (torch.randn(1, 1024, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     out = torch.empty_like(x)
-    config = {"BLOCK": 1024, "num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
+    config = {"BLOCK": 1024, "OVERLAP": False, "num_warps": 4, "num_stages": 1, "enable_fp_fusion": False}
     fn, sizes = swiglu_kernel.fn, (1, 1024, 1024, 1024, 1024)
-    configs = [triton.Config({"BLOCK": 1024}, num_warps=w) for w in (2, 4)]
+    configs = [triton.Config({"BLOCK": 1024, "OVERLAP": False}, num_warps=w) for w in (2, 4)]
     tuned = triton.autotune(configs=configs, key=["F"])(fn)
     swiglu, add = kalign.ops.swiglu, torch.add
     sets = [(torch.randn_like(x), torch.randn_like(x), torch.empty_like(x)) for _ in range(64)]

@@ -32,6 +32,8 @@ MOST_OF_ONE_PROBLEM = 32
 LEAST_OF_ONE_KERNEL = 60
 # Rows that are tuned when they are called, and not by an operator's name alone: they have kernels of their own.
 MORE_SIZES = {"rms_norm": ({"T": MOST_ROWS, "H": 151936},)}
+# A table as long as a vocabulary has the gate write a gigabyte for every case, and no code depends on its length.
+OTHER_SIZES = {"embedding": {"V": 8192}}
 LAYOUTS = (("unaligned",), ("uneven",), ("unaligned", "uneven"))
 
 
@@ -218,8 +220,9 @@ def problems(op: Any, small: bool) -> list[tuple[dict[str, int], str]]:
     Rows are capped, since no code depends on them; but operators may have other kernels for few rows, which come last.
     """
     growing = {dim for kernel in op.kernels for dim in kernel.bucket}
+    other = {} if small else OTHER_SIZES.get(op.name, {})
     sizes = [
-        {dim: min(size, MOST_ROWS) if dim in growing else size for dim, size in each.items()}
+        {dim: min(size, MOST_ROWS) if dim in growing else size for dim, size in {**each, **other}.items()}
         for each in (op.small_shapes if small else (*op.shapes, *MORE_SIZES.get(op.name, ())))
     ]
     diagonals = itertools.product(range(len(sizes)), range(len(op.dtypes)))

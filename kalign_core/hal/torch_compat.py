@@ -179,9 +179,13 @@ def torch_writes(tensor: torch.Tensor) -> int:
 # --- what a kernel cannot be called on ----------------------------------------------------------------------------
 
 
+tangents: Any = forward_ad
+"""Whose ``_current_level`` is 0 or more in forward mode: for where a call of ``forward_mode`` costs too much."""
+
+
 def forward_mode() -> bool:
     """Whether derivatives are taken in forward mode here, so that tensors may carry a tangent."""
-    return forward_ad._current_level >= 0
+    return bool(tangents._current_level >= 0)
 
 
 def unreadable(tensor: torch.Tensor) -> tuple[str, str] | None:

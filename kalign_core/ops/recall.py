@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from kalign_core import context, session
-from kalign_core.hal.torch_compat import forward_mode
+from kalign_core.hal.torch_compat import tangents
 from kalign_core.ops.hits import Hit
 from kalign_core.ops.noting import first_call, trace_in_force
 
@@ -58,7 +58,7 @@ class Form(Generic[R]):
             or here.calls is not calls
             or (context.overriding() or context._default) is not call
             or (rest is not known and not _equal(rest, known))
-            or forward_mode()
+            or tangents._current_level >= 0
         ):
             return None
         return hit(given)  # type: ignore[no-any-return]  # what ``plain`` gives
@@ -81,7 +81,7 @@ class Form(Generic[R]):
             hit: Any = calls.get((call, key))
         except TypeError:  # an argument that cannot be hashed is none an operator takes; its checks say so
             return self._plain(*((*given, *rest) if args is None else args))
-        if hit is not None and not forward_mode():
+        if hit is not None and tangents._current_level < 0:
             result: R | None = hit(given)
             if result is not None:
                 trace = trace_in_force()
