@@ -40,19 +40,19 @@ class Benchmark(NamedTuple):
 
 
 BENCHMARKS = (
-    Benchmark("dispatch", "dispatch.py", 25),
+    Benchmark("dispatch", "dispatch.py", 20),
     Benchmark("decode-step", "decode_step.py", 65),
-    Benchmark("gate-costs", "gate_costs.py", 70),
-    Benchmark("bad-kernels", "bad_kernels.py", 55),
-    Benchmark("first-launch", "first_launch.py", 35),
-    Benchmark("shared-device", "shared_device.py", 60, keeps=True),
+    Benchmark("gate-costs", "gate_costs.py", 35),
+    Benchmark("bad-kernels", "bad_kernels.py", 50),
+    Benchmark("first-launch", "first_launch.py", 40),
+    Benchmark("shared-device", "shared_device.py", 30, keeps=True),
     Benchmark("hostile-candidates", "hostile_candidates.py --deadline 4", 60),
     Benchmark("launch-sweep", "launch_sweep.py", 60),
     Benchmark("operators-rowwise", "operators.py --group rowwise --seconds 540", 200),
     Benchmark("operators-pointwise", "operators.py --group pointwise --seconds 540", 200),
     Benchmark("tuning-cost", "tuning_cost.py", 100),
     Benchmark("regret", "regret.py --limit 150", 150, keeps=True),
-    Benchmark("bit-classes", "bit_classes.py --seconds 330", 340, keeps=True),
+    Benchmark("bit-classes", "bit_classes.py --seconds 400", 420, keeps=True),
     Benchmark("main-job", "main_job.py", 110),
 )
 
