@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,3 +207,32 @@ def test_a_run_that_is_ended_prints_what_it_has(printed: Callable[..., Any]) -> 
     rows = printed(attempt, "--seconds", "1e9")["cases"]
     assert [row.get("not_run") for row in rows] == [None] + ["ended"] * (len(rows) - 1)
     assert len({row["name"] for row in rows}) == len(rows) > 2
+
+
+# --- what was kept --------------------------------------------------------------------------------------------------
+
+RESULTS = BENCHMARKS / "results"
+NUMBER = r"([\d.]+)"
+ROW = re.compile(
+    rf"^\| ([\w ]+ [\dx]+) \| [^|]+ \| {NUMBER} \({NUMBER}\) \| {NUMBER} \({NUMBER}\) \| {NUMBER} \| ([\w.]+) {NUMBER} "
+    rf"\| {NUMBER} \| {NUMBER} \| (yes|no) \| (?:yes|\*\*no: {NUMBER}\*\*) \|$",
+    re.MULTILINE,
+)
+
+
+def test_the_published_table_is_the_kept_run() -> None:
+    """Every cold figure on the page of pointwise operators is the kept run's, and none of its cases is left out."""
+    run = json.loads((RESULTS / "h200-triton-3.6-operators-pointwise.json").read_text(encoding="utf-8"))
+    text = (RESULTS / "operators-pointwise.md").read_text(encoding="utf-8")
+    shown = {row[0]: row[1:-1] for row in ROW.findall(text)}
+    assert list(shown) == [case["name"] for case in run["cases"]]
+    for case in run["cases"]:
+        times, ratios = case["times"]["cold"], case["ratios"]["cold"]
+        ours, tuned, peer = times["reference"], times["tuned"], ratios["best_peer"]
+        kept = (ours["us"], ours["share"], tuned["us"], tuned["share"], ratios["reference_over_tuned"],
+                times[peer]["us"], ratios["best_peer_over_reference"], ratios["best_peer_over_tuned"])  # fmt: skip
+        *figures, bits = shown[case["name"]]
+        assert (figures.pop(5), bits) == (peer, "yes" if case["bits_equal"] else "no")
+        for said, value in zip(figures, kept, strict=True):
+            assert abs(float(said) - value) <= 0.5 * 10 ** -len(said.partition(".")[2]) + 1e-9, (case["name"], said)
+    assert f"**{run['summary']['met']} of {run['summary']['aims']} met**" in text

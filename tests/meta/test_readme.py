@@ -108,7 +108,9 @@ def test_what_the_readme_says_of_a_result_is_kept() -> None:
             (RESULTS / f"h200-triton-{version}-dispatch.json").read_text(encoding="utf-8"))["ratios"].items()}
         for version in ("3.6", "3.9")
     )  # fmt: skip
-    over_triton = [found[f"{op}(out=) over triton's launch"] for found in (first, second) for op in ("swiglu", "matmul")]
+    over_triton = [
+        found[f"{op}(out=) over triton's launch"] for found in (first, second) for op in ("swiglu", "matmul")
+    ]
     over_add = [found["swiglu(out=) over torch.add(out=)"] for found in (first, second)]
     assert sum(kind["refuted"] for kind in equal) == 0
     for said in (
