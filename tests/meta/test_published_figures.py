@@ -129,7 +129,7 @@ def test_first_launches_and_company_are_the_kept_ones() -> None:
 
 
 def test_kept_results_are_all_named() -> None:
-    """Every file of the folder has a page of its own name or stands on one, and every file that a page names is there."""
+    """Every file of the folder has a page or stands on one, and every file that a page names is there."""
     text = "".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
     files = {path.name for path in RESULTS.glob("*.json")}
     pages = {path.stem for path in RESULTS.glob("*.md")}
