@@ -128,6 +128,49 @@ def test_first_launches_and_company_are_the_kept_ones() -> None:
     assert (shared["stored_beside"], shared["stored_beside_blind"]) == (0, 0)
 
 
+def test_the_trial_of_early_launches_is_the_kept_one() -> None:
+    """Every case of the trial, in turn and early, cold and warm."""
+    for case in kept("3.6-trial-overlap")["cases"]:
+        for cell, way in zip(
+            cells("operators-rowwise.md", case["name"])[1:], ("reference", "pdl", "pdl1"), strict=True
+        ):
+            assert agree(cell, [case["times"][way]["us"], case["warm"][way]["us"]]), (case["name"], way)
+
+
+TUNED = {
+    "rms_norm forward 65536 x 128": "rms_norm T<=65536 H=128 train",
+    "softmax 4096 x V": "softmax_long T<=4096 V=151936 train",
+    "log_softmax 4096 x V": "log_softmax_long T<=4096 V=151936 train",
+    "softmax backward 4096 x V": "softmax_long_backward T<=4096 V=151936 train",
+}
+
+
+@pytest.mark.parametrize("row", TUNED)
+def test_row_wise_launches_that_were_tuned_are_the_kept_ones(row: str) -> None:
+    """Reference, choice and best of its candidates, from the run that regret was measured in."""
+    text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
+    (line,) = (line for line in text[text.index("## Tuned") :].splitlines() if line.startswith(f"| {row} |"))
+    (problem,) = (p for p in kept("3.6-regret")["problems"] if p["label"] == TUNED[row])
+    pace = problem["paces"]["back to back"]
+    for cell, name in zip(line.strip("|").split("|")[2:], ("reference_us", "chosen_us", "best_us"), strict=True):
+        assert agree(cell, [pace[name]]), (row, name)
+
+
+WAYS = {
+    "kalign, tuned": "kalign tuned", "kalign, mode off": "kalign off", "the same kernels, Triton's launch": "triton",
+    "`@triton.autotune`, warm, over that launch and one other number of warps": "triton.autotune, warm",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", WAYS)
+def test_the_decode_step_is_the_kept_one(row: str) -> None:
+    """Milliseconds of each way, eager and captured, for one token and for sixteen."""
+    step = kept("3.6-decode-step")
+    times = [step[tokens][WAYS[row]][how] for tokens in ("M=1", "M=16") for how in ("eager_us", "captured_us")]
+    for cell, us in zip(cells("tuning.md", row)[1:], times, strict=True):
+        assert agree(cell, [us / 1000])
+
+
 def test_kept_results_are_all_named() -> None:
     """Every file of the folder has a page or stands on one, and every file that a page names is there."""
     text = "".join(page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md"))
