@@ -122,7 +122,8 @@ class Kernel:
 
     ``fn`` is the jit function, ``parameters`` the names of its run-time parameters in order and ``constants`` those
     of its ``tl.constexpr`` ones. ``reference`` is a Config or a function of the problem that gives one. ``rows`` is
-    the dimension that counts independent rows, or None where no row may be looked at alone.
+    the dimension that counts independent rows, or None where no row may be looked at alone. ``usual`` gives what calls
+    usually pass, for timing (``docs/tuning.md``), or is None.
     """
 
     fn: Any
@@ -138,6 +139,7 @@ class Kernel:
     bucket: Mapping[str, Callable[[int], int]]
     rows: str | None = None
     collective: bool = False
+    usual: Callable[[Problem], Mapping[str, Any]] | None = None
     parameters: tuple[str, ...] = field(default=(), repr=False)
     constants: tuple[str, ...] = field(default=(), repr=False)
 
@@ -215,6 +217,7 @@ def kernel(
     bucket: Mapping[str, Callable[[int], int]] | None = None,
     rows: str | None = None,
     collective: bool = False,
+    usual: Callable[[Problem], Mapping[str, Any]] | None = None,
 ) -> Callable[[Any], Kernel]:
     """Declare a ``@triton.jit`` function as a kernel that kalign may tune.
 
@@ -223,7 +226,8 @@ def kernel(
     role. ``reference`` is the fixed launch that defines the bits. ``knobs`` are the schedule knobs that may vary with
     the values worth trying; every other constant is part of the contract and comes from the reference or from
     ``derived``. ``rows`` is the dimension whose every index is an independent row. ``grid(p, c)`` gives the launch
-    grid for a problem and a configuration.
+    grid for a problem and a configuration. ``usual(p)`` gives numbers for the inputs that decide how much there is
+    to do, by name, the same ones every time: launches are timed on them. What the gate compares has others.
 
     Raises ``DeclarationError`` where the declaration and the function's signature disagree.
     """
@@ -233,7 +237,7 @@ def kernel(
         made = Kernel(
             fn=fn, name=name, family=family, contract=contract, dims=tuple(dims), args=dict(args),
             reference=reference, knobs={k: tuple(v) for k, v in knobs.items()}, derived=dict(derived or {}),
-            grid=grid, bucket=dict(bucket or {}), rows=rows, collective=collective,
+            grid=grid, bucket=dict(bucket or {}), rows=rows, collective=collective, usual=usual,
             parameters=parameters, constants=constants,
         )  # fmt: skip
         _check(made)

@@ -1,9 +1,10 @@
 """A digest of everything a kernel's text reaches: what has to stay the same for a stored decision to stay true.
 
 Our own walk, because the compiler's hash covers line numbers and misses what the launch depends on: helpers at any
-depth, module constants by value, functions picked by name, the reference, derived values, the grid, bucket rules. The
-knobs' lists are left out, since a decision is checked against them when it is used, and so are comments, docstrings and
-line numbers. Modules that the toolchain's facts answer for (triton, torch, numpy, the standard library) count by name.
+depth, module constants by value, functions picked by name, the reference, derived values, the grid, bucket rules, what
+is usual where that is said. The knobs' lists are left out, since a decision is checked against them when it is used,
+and so are comments, docstrings and line numbers. Modules that the toolchain's facts answer for (triton, torch, numpy,
+the standard library) count by name.
 Values with state of their own count by their fields, so a global that changes while the process runs gives misses.
 
 Knows triton's objects by their shape (``.fn``, ``.value``) and imports neither triton nor torch.
@@ -60,6 +61,9 @@ def source_digest(kernel: Kernel) -> str:
             walk.say(name)
             walk.visit(rules[name])
     walk.visit(kernel.grid)
+    if kernel.usual is not None:  # what was timed on other inputs is no evidence for these
+        walk.say("usual")
+        walk.visit(kernel.usual)
     walk.visit(kernel.fn)
     return walk.digest()
 

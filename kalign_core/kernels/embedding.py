@@ -5,12 +5,19 @@ takes the upstream rows of the tokens that named it, in float32, in ascending to
 the table's dtype; a row that nobody named is +0. Tokens whose number lies outside the table add nothing.
 """
 
+import bisect
+import itertools
+import math
+import random
+
 import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, mask, next_power_of_2, powers_of_two, written
 
 KNOBS = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}
+# Of Mandelbrot's form of Zipf's law, for text: S. T. Piantadosi, Psychonomic Bulletin & Review 21, 2014.
+OFFSET = 2.7
 
 
 def wide_tiles(p):
@@ -23,6 +30,28 @@ def narrow_tiles(p):
     """Reference: 8 elements a thread, up to 1,024 a program: most rows of a table are short work."""
     block = max(256, min(1024, next_power_of_2(p.H)))
     return Config(UNROLL=4, BLOCK=block, num_warps=block // 256, num_stages=1, enable_fp_fusion=False)
+
+
+def text_ids(p):
+    """Ids of T tokens as text has them: the n-th most frequent of V takes a share of about 1 / (n + OFFSET).
+
+    Ids count down in frequency, as in vocabularies that were built by merging the most frequent pair first.
+    """
+    drawn = random.Random(0)  # noqa: S311  # the same tokens every time
+    low = 0.5 + OFFSET
+    steps = math.log((p.V + low) / low)
+    return [min(p.V - 1, int(low * math.exp(drawn.random() * steps) - low)) for _ in range(p.T)]
+
+
+def text_runs(p):
+    """What the backward kernel is given for these ids."""
+    ids = text_ids(p)
+    order = sorted(range(p.T), key=ids.__getitem__)
+    ordered = [ids[token] for token in order]
+    joined = [False, *(one == other for one, other in itertools.pairwise(ordered))]
+    place = [min(bisect.bisect_left(ordered, number), p.T - 1) for number in range(p.V)]
+    named = [ordered[at] == number for number, at in enumerate(place)]
+    return {"order": order, "joined": joined, "place": place, "named": named}
 
 
 @kernel(
@@ -40,6 +69,7 @@ def narrow_tiles(p):
     reference=wide_tiles,
     knobs=KNOBS,
     grid=lambda p, c: (p.T * cdiv(p.H, c.BLOCK),),
+    usual=lambda p: {"ids": text_ids(p)},
 )
 @triton.jit(do_not_specialize=["T"])
 def embedding_kernel(ids, weight, out, T, V, H, weight_stride, out_stride, BLOCK: tl.constexpr):
@@ -69,6 +99,7 @@ def embedding_kernel(ids, weight, out, T, V, H, weight_stride, out_stride, BLOCK
     reference=narrow_tiles,
     knobs={"UNROLL": (2, 4, 8), "BLOCK": (1024, 2048), "num_warps": (4, 8)},
     grid=lambda p, c: (p.V * cdiv(p.H, c.BLOCK),),
+    usual=text_runs,
 )
 @triton.jit(do_not_specialize=["T"])
 def embedding_backward_kernel(

@@ -5,6 +5,9 @@ stands at the beginning (or the end) of its ``S`` padded rows. Rows that no sequ
 tokens that do not fit into ``S`` rows are left out.
 """
 
+import itertools
+import random
+
 import triton
 import triton.language as tl
 
@@ -25,6 +28,20 @@ def rows_of(p, c):
     return c.ELEMENTS // block_of(p)
 
 
+def side_by_side(p):
+    """Where sequences of half of S tokens and more begin and end, all stretched or cut alike to fill T rows."""
+    drawn = random.Random(0)  # noqa: S311  # the same lengths every time
+    lengths = [p.S * drawn.uniform(0.5, 1.0) for _ in range(p.B)]
+    total, whole = sum(lengths), p.B * p.S
+    wanted = min(p.T - 1, whole)  # an index stays below its bound
+    if wanted <= total:
+        lengths = [length * wanted / total for length in lengths]
+    else:
+        lengths = [p.S - (p.S - length) * (whole - wanted) / (whole - total) for length in lengths]
+    ends = [min(p.T - 1, int(end)) for end in itertools.accumulate(lengths)]
+    return {"starts": [0, *ends[:-1]], "ends": ends}
+
+
 @kernel(
     name="pack",
     family="copy",
@@ -41,6 +58,7 @@ def rows_of(p, c):
     knobs=KNOBS,
     derived={"BLOCK": block_of},
     grid=lambda p, c: (cdiv(p.T, rows_of(p, c)) * cdiv(p.F, block_of(p)),),
+    usual=side_by_side,
 )
 @triton.jit(do_not_specialize=["T", "B", "S"])
 def pack_kernel(
@@ -88,6 +106,7 @@ def pack_kernel(
     knobs=KNOBS,
     derived={"BLOCK": block_of},
     grid=lambda p, c: (p.B * cdiv(p.S, rows_of(p, c)) * cdiv(p.F, block_of(p)),),
+    usual=side_by_side,
 )
 @triton.jit(do_not_specialize=["T", "B", "S"])
 def unpack_kernel(

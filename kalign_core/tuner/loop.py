@@ -107,6 +107,7 @@ class Tuning:
         found = space(self.plugins, self.platform.name, self.platform.launch_options, self.kernel, at, model)
         self._report.refused += found.refused
         self._bench = Bench(self.platform, self.kernel, at, self.device)
+        self._bench.usual_inputs()  # what is wrong with them is told before minutes of compiling
         self._builder = Builder(
             self._bench, self.pool, self.key, self._report, self._budget, self.progress, self.watched
         )

@@ -22,6 +22,7 @@ from kalign_core.verifier.compare import Buffer, Seal, copy_of, divided, extent_
 from kalign_core.verifier.flight import ready
 from kalign_core.verifier.making import POISON, Maker, bytes_taken, laid, row_numbers, stand_in
 from kalign_core.verifier.run import Run
+from kalign_core.verifier.usual import overlay, usual_inputs
 from kalign_core.verifier.variants import VARIANTS, resized, variant
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Bench:
         self._kept: dict[str, _Kept] = {}
         self._variants: dict[str, Problem | None] = {"": problem}
         self._problems: dict[object, Problem] = {}
+        self._usual: dict[str, torch.Tensor] | None = None
 
     def bound(self, config: Config, launch: Launch | None = None, kernel: Kernel | None = None) -> Bound:
         """``config`` as what stands before the gate; ``launch`` is the one for the bench's problem where there is one.
@@ -288,13 +290,24 @@ class Bench:
             problem, {arg.name: stand_in(self.kernel, problem, arg, self.torch_device) for arg in tensors}
         )
 
+    def usual_inputs(self) -> dict[str, torch.Tensor]:
+        """What the kernel says that calls usually pass, on the host; raises ``NotTunable`` where it does not fit."""
+        if self._usual is None:
+            self._usual = usual_inputs(self.kernel, self.problem)
+        return self._usual
+
     def argument_sets(self, count: int) -> list[tuple[Any, ...]]:
-        """``count`` sets of arguments for timing, equal in content, each with tensors of its own."""
-        case = Case("timing")
+        """``count`` sets of arguments for timing, equal in content, each with tensors of its own.
+
+        They hold what calls usually pass, where the kernel says that, else what the gate's first case holds.
+        """
+        usual, case = self.usual_inputs(), Case("timing")
         run = self.room(case, alone=False)
         run.clear()
         tensors = {**self.inputs(case), **run.outputs}
-        self.renew_inputs()
+        self.renew_inputs()  # no case may meet what is written to them now
+        for name, numbers in usual.items():
+            overlay(tensors[name].view, numbers)
         copies = [{name: copy_of(buffer) for name, buffer in tensors.items()} for _ in range(1, count)]
         sets = ({name: buffer.view for name, buffer in each.items()} for each in (tensors, *copies))
         return [self._assembled(self.problem, each) for each in sets]

@@ -110,7 +110,7 @@ class Maker:
         """The tensor ``arg`` of ``case``; ``rows`` says which rows those of ``problem`` are."""
         role = self._kernel.args[arg.name]
         buffer = empty(self._kernel, problem, arg, self._device, POISON)
-        ordered, has_rows = self._ordered(_distinct(buffer.view), arg, role)
+        ordered, has_rows = self._ordered(distinct(buffer.view), arg, role)
         if rows is None or not has_rows:
             rows = Rows(torch.arange(ordered.shape[0], dtype=torch.int32, device="cpu"), self._device)
         columns = max(ordered[0].numel(), 1) if len(rows) else 1
@@ -180,7 +180,7 @@ class Maker:
             raise BadArgument(f"a case has {case.neighbours!r} neighbours", why=f"rows are replaced by {known}")
 
 
-def _distinct(view: torch.Tensor) -> torch.Tensor:
+def distinct(view: torch.Tensor) -> torch.Tensor:
     """The elements of ``view`` that have memory of their own: of axes without a stride, the first place."""
     for axis, stride in enumerate(view.stride()):
         if stride == 0 and view.shape[axis] > 1:

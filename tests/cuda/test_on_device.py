@@ -133,8 +133,8 @@ def test_a_capture_beside_a_thread_that_tunes(here):
     thread.join()
     capture()
     assert all(replays)
-    assert ends in (["tuned"], ["not now"])
-    assert [decided.how for decided in kalign.tune(ops.matmul, a, b)] in (["tuned"], ["hit"])
+    assert ends in (["tuned"], ["kept"], ["not now"])
+    assert [decided.how for decided in kalign.tune(ops.matmul, a, b)] in (["tuned"], ["kept"], ["hit"])
 
 
 def test_launch_hook_sees_every_launch(here):
