@@ -20,8 +20,12 @@ SHT_NOBITS = 8  # of the ELF specification: a section with a size and nothing in
 # What of a binary runs: instructions and constants. All else names the kernel and the lines of its source.
 RUNNING = (".text", ".rodata", ".nv.constant", ".nv.global.init")
 BINARIES = ("cubin", "hsaco")
-# What reaches global memory, and what waits for the kernel before, in NVIDIA's intermediate code.
-REACHES_MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async|prefetch)[\w.:]*\.global")
+# NVIDIA's intermediate code. An instruction may stand behind a label, a brace and a condition; what reaches memory that
+# no space is named for is taken to reach global memory.
+INSTRUCTION = re.compile(r"[\s{}]*(?:[$%\w]+:(?!:)\s*)*(@\S+\s+)?([a-z][\w.:]*)")
+REACHES_MEMORY = re.compile(r"(?:ldu?|st|atom|red|cp|prefetchu?|multimem|tensormap|tex|tld4|suld|sust|sured)\.")
+OWN_MEMORY = re.compile(r"\.(?:param|shared|local|const)\b(?!.*\.global)")
+LEAVES = re.compile(r"(?:bra|brx|call|ret|exit)\b")
 WAITS = "griddepcontrol.wait"
 
 
@@ -57,10 +61,19 @@ def registers_and_spills(asm: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def waits_first(asm: Mapping[str, Any]) -> bool:
-    """Whether the code waits for the kernel before it in the stream ahead of everything that reaches global memory."""
-    text = str(asm.get("ptx", ""))
-    reaches = REACHES_MEMORY.search(text)
-    return 0 <= text.find(WAITS) < (reaches.start() if reaches else len(text))
+    """Whether the code begins by waiting for the kernel before it in the stream, in every thread and unconditionally.
+
+    Ahead of the wait nothing reaches global memory, branches, calls or ends: a kernel whose programs all ended without
+    waiting would itself be complete before its predecessor is, and release what comes behind both too soon.
+    """
+    text = re.sub(r"//.*", "", str(asm.get("ptx", "")))
+    body = text.partition(".entry")[2].partition("{")[2]
+    for condition, name in (found.groups() for found in map(INSTRUCTION.match, re.split(r"[;\n]", body)) if found):
+        if name == WAITS:
+            return condition is None
+        if LEAVES.match(name) or (REACHES_MEMORY.match(name) and not OWN_MEMORY.search(name)):
+            return False
+    return False
 
 
 def _of_assembly(text: str) -> tuple[int, int] | None:

@@ -56,9 +56,9 @@ def compile_lowered(fn: Any, lowered: Lowered, target: Target) -> Any:
         raise CandidateFailed(brief(error)) from error
     if dict(lowered.options).get(OVERLAP_OPTION) and not waits_first(compiled.asm):
         raise CandidateFailed(
-            f"{lowered.kernel} is launched early and reaches memory before it waits",
-            why="the kernel before it may still be writing what it reads",
-            fix="call after_predecessor(OVERLAP) of kalign_core.kernels.overlap before the first load and store",
+            f"{lowered.kernel} is launched early and does not wait before all else",
+            why="the kernel before it may still be writing what it reads, or what the kernel behind it reads",
+            fix="call after_predecessor(OVERLAP) of kalign_core.kernels.overlap before every load, store and branch",
         )
     return compiled
 

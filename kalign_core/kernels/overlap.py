@@ -6,7 +6,8 @@ saved is the gap between two launches of one stream or graph, about half a micro
 computed changes. Devices before compute capability 9.0 have no such launch.
 
 A kernel says that it can be launched so by having the constant OVERLAP, which follows the launch option ``launch_pdl``.
-It must call ``after_predecessor`` before its first load or store, a prefetch included, in every program.
+It must call ``after_predecessor`` before its first load or store, a prefetch included, and before its first branch, in
+every program: were all of them to end without having waited, what comes behind would begin before what came ahead ends.
 
 Source: CUDA C++ Programming Guide, section on programmatic dependent launch; PTX ISA, ``griddepcontrol``.
 """

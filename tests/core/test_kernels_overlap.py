@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from kalign_core import hal, ops
-from kalign_core.declare import Kernel, kernel, lower, written
+from kalign_core.declare import Kernel, Lowered, kernel, lower, written
 from kalign_core.errors import CandidateFailed
 from kalign_core.records import Config
 from kalign_core.tuner.space import illegal
 from kalign_core.tuner.targets import calls_of, session_for, target_named
-from tests.core.test_kernels_compile import COMPILE, MODELS, SHIPPED, TARGETS
+from tests.core.test_kernels_compile import CALLS, COMPILE, MODELS, SHIPPED, TARGETS
 
 ARCH = "sm_90"
 PLAIN = Config(num_warps=4, num_stages=1, enable_fp_fusion=False)
@@ -40,13 +40,26 @@ def codes(child: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     called = {call.kernel: call.problem for op, *rest in SHIPPED.values() for call in calls_of(session, op, *rest)}
     chosen = [(k, p, early) for k, p in called.items() if k.overlaps for early in (False, True)]
     lowered = [lower(k, p, k.reference_config(p).replace(launch_pdl=early)) for k, p, early in chosen]
-    folder: Path = tmp_path_factory.mktemp("codes")
-    (folder / "jobs.json").write_text(json.dumps([(dataclasses.asdict(job), TARGETS[ARCH]) for job in lowered]))
+    texts = [answer["ttir"] for answer in compiled(child, tmp_path_factory.mktemp("codes"), lowered)]
+    return {(k.name, early): text for (k, _, early), text in zip(chosen, texts, strict=True)}
+
+
+def compiled(child: Callable[..., Any], folder: Path, jobs: Sequence[Lowered]) -> list[dict[str, Any]]:
+    """What a process that compiles ``jobs`` says of each, in their order; ``ttir`` is the code before the assembler."""
+    (folder / "jobs.json").write_text(json.dumps([(dataclasses.asdict(job), TARGETS[ARCH]) for job in jobs]))
     code = COMPILE.format(path=str(folder / "jobs.json")).replace('compiled.asm["ttir"]', 'compiled.asm["ptx"]')
     done = child(code, TRITON_CACHE_DIR=str(folder / "cache"))
     assert done.returncode == 0, done.stderr
-    texts = [json.loads(line)["ttir"] for line in done.stdout.splitlines()]
-    return {(k.name, early): text for (k, _, early), text in zip(chosen, texts, strict=True)}
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_every_form_waits_first(child: Callable[..., Any], tmp_path: Path) -> None:
+    """Whatever arguments a kernel is given or left without, and of whatever sizes, it may be launched early."""
+    session = session_for(target_named(hal.plugins, MODELS[ARCH].target), hal.plugins)
+    calls = [call for op, *rest in CALLS.values() for call in calls_of(session, op, *rest) if call.kernel.overlaps]
+    jobs = {lower(c.kernel, c.problem, c.kernel.reference_config(c.problem).replace(launch_pdl=True)) for c in calls}
+    assert len(jobs) > 30
+    assert [answer["failure"] for answer in compiled(child, tmp_path, [*jobs])] == [""] * len(jobs)
 
 
 def test_memory_is_touched_after_the_wait(codes: dict[tuple[str, bool], str]) -> None:
@@ -112,11 +125,46 @@ def late(x, out, T, OVERLAP: tl.constexpr):
 
 @declared
 @triton.jit
-def first(x, out, T, OVERLAP: tl.constexpr):
+def sometimes(x, out, T, OVERLAP: tl.constexpr):
+    if tl.program_id(0) == 0:
+        after_predecessor(OVERLAP)
+    tl.store(out + tl.arange(0, 32), tl.load(x + tl.arange(0, 32)))
+
+@declared
+@triton.jit
+def leaves(x, out, T, OVERLAP: tl.constexpr):
+    if tl.program_id(0) > T:
+        return
     after_predecessor(OVERLAP)
     tl.store(out + tl.arange(0, 32), tl.load(x + tl.arange(0, 32)))
 
-for made in (never, late, first):
+@triton.jit(noinline=True)
+def read(x):
+    return tl.load(x + tl.arange(0, 32))
+
+@declared
+@triton.jit
+def calls(x, out, T, OVERLAP: tl.constexpr):
+    values = read(x)
+    after_predecessor(OVERLAP)
+    tl.store(out + tl.arange(0, 32), values)
+
+@declared
+@triton.jit
+def unnamed(x, out, T, OVERLAP: tl.constexpr):
+    values = tl.inline_asm_elementwise("ld.acquire.gpu.b32 $0, [$1];", "=f,l", [x + tl.arange(0, 32)],
+                                       dtype=tl.float32, is_pure=False, pack=1)
+    after_predecessor(OVERLAP)
+    tl.store(out + tl.arange(0, 32), values)
+
+@declared
+@triton.jit
+def first(x, out, T, OVERLAP: tl.constexpr):
+    after_predecessor(OVERLAP)
+    if tl.program_id(0) <= T:
+        tl.store(out + tl.arange(0, 32), tl.load(x + tl.arange(0, 32)))
+
+for made in (never, late, sometimes, leaves, calls, unnamed, first):
     problem = Problem(made.name, (("T", 32),), (Argument("x", "fp32", (1,)), Argument("out", "fp32", (1,))))
     for early in (False, True):
         try:
@@ -128,19 +176,17 @@ for made in (never, late, first):
 """
 
 
-def test_code_that_reaches_memory_before_it_waits_is_refused(child: Callable[..., Any], tmp_path: Path) -> None:
-    """A kernel with the constant that never waits, or waits behind a load, is launched in turn only."""
+def test_code_that_does_not_wait_first_is_refused(child: Callable[..., Any], tmp_path: Path) -> None:
+    """A kernel that waits never, in some programs only, or behind a load of whatever form, is launched in turn only."""
     script = tmp_path / "faulty.py"  # a file: the compiler reads a kernel's source
     script.write_text(FAULTY.format(target=tuple(TARGETS[ARCH])))
     code = f"import runpy; runpy.run_path({str(script)!r}, run_name='faulty')"
     done = child(code, TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    refused = "is launched early and reaches memory before it waits"
-    assert done.stdout.splitlines() == [
-        "never False compiled", f"never True never {refused}",
-        "late False compiled", f"late True late {refused}",
-        "first False compiled", "first True compiled",
-    ]  # fmt: skip
+    faulty = ("never", "late", "sometimes", "leaves", "calls", "unnamed")
+    refused = "is launched early and does not wait before all else"
+    said = [line for name in faulty for line in (f"{name} False compiled", f"{name} True {name} {refused}")]
+    assert done.stdout.splitlines() == [*said, "first False compiled", "first True compiled"]
 
 
 def test_a_kernel_that_does_not_wait_is_never_launched_early() -> None:
