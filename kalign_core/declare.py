@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from kalign_core.errors import CandidateFailed, DeclarationError, UnknownName
 from kalign_core.records import ITEM_BYTES, Config, KnobValue, Problem
@@ -171,7 +171,7 @@ class Kernel:
         """Value of every ``tl.constexpr`` parameter: knobs of ``config`` and derived values."""
         derived = {name: rule(problem) for name, rule in self.derived.items()}
         if self.overlaps:
-            derived[OVERLAP] = bool(config.get(OVERLAP_OPTION, False))
+            derived[OVERLAP] = self._typed(OVERLAP_OPTION, config.get(OVERLAP_OPTION, False))
         return {name: derived[name] if name in derived else self._typed(name, config[name]) for name in self.constants}
 
     def options_for(self, config: Config) -> dict[str, KnobValue]:
@@ -187,7 +187,12 @@ class Kernel:
         return {name: self._typed(name, value) for name, value in config.items() if name not in self.constants}
 
     def _typed(self, name: str, value: KnobValue) -> KnobValue:
-        """``value``, as a boolean where the knob is a switch: a file holds 0 and 1, the compiler tells 0 from False."""
+        """``value``, as a boolean where the knob is a switch: a file holds 0 and 1, the compiler tells 0 from False.
+
+        Raises ``CandidateFailed`` where an option that is on or off is given another value, such as the word ``False``.
+        """
+        if name in SWITCHES and value not in (0, 1):
+            raise CandidateFailed(f"{name}={value} for {self.name}, which is neither 0 nor 1")
         is_switch = name in SWITCHES or any(isinstance(known, bool) for known in self.knobs.get(name, ()))
         return bool(value) if is_switch else value
 
@@ -289,6 +294,8 @@ def _check(made: Kernel) -> None:
                 refuse(f"{name!r} has its stride in {stride!r}, which is no run-time parameter")
     if not made.outputs():
         refuse("no argument is written", "give each tensor that it stores to a role written(...)")
+    if OVERLAP in made.knobs or OVERLAP in made.derived:
+        _refuse_overlap(made)
     known = sorted({*made.constants, *COMPILER_KNOBS})
     for knob in made.knobs:
         if knob not in known:
@@ -308,6 +315,8 @@ def _check_reference(made: Kernel, reference: Config) -> None:
     for knob in reference:
         if knob not in known:
             raise UnknownName("knob", knob, known)
+    if OVERLAP in reference:
+        _refuse_overlap(made)
     given = {*reference, *made.derived, OVERLAP}
     missing = [name for name in made.constants if name not in given]
     if missing:
@@ -321,6 +330,14 @@ def _check_reference(made: Kernel, reference: Config) -> None:
             why="whether products and sums are fused changes bits",
             fix="Config(..., enable_fp_fusion=False)",
         )
+
+
+def _refuse_overlap(made: Kernel) -> NoReturn:
+    raise DeclarationError(
+        f"kernel {made.name!r}: {OVERLAP} is given a value",
+        why=f"this constant is true where the launch is early, which is for {OVERLAP_OPTION} to say",
+        fix="leave it out, or give a constant that means something else another name",
+    )
 
 
 # --- lowering -----------------------------------------------------------------------------------------------------

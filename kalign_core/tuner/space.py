@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kalign_core.declare import OVERLAP_OPTION
+from kalign_core.declare import OVERLAP_OPTION, SWITCHES
 from kalign_core.hal.binding import grid_of
 from kalign_core.isolate import attempt
 from kalign_core.records import Config, DeviceModel, Problem
@@ -90,6 +90,8 @@ def _proposed(
 def illegal(kernel: Kernel, options: frozenset[str], reference: Config, config: Config) -> str | None:
     """Why the contract forbids ``config``: it sets what is no schedule knob, or leaves one unset; None if it may be."""
     for name, value in config.items():
+        if name in SWITCHES and value not in (0, 1):
+            return f"{name}={value} is neither 0 nor 1"
         schedule = name in kernel.knobs or name in options
         if not schedule and reference.get(name) != value:
             return f"{name} is part of the contract, or no option of this platform"

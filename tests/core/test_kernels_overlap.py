@@ -15,8 +15,8 @@ import triton.language as tl
 
 from kalign_core import hal, ops
 from kalign_core.declare import Kernel, Lowered, kernel, lower, written
-from kalign_core.errors import CandidateFailed
-from kalign_core.records import Config
+from kalign_core.errors import CandidateFailed, DeclarationError
+from kalign_core.records import Config, Problem
 from kalign_core.tuner.space import illegal
 from kalign_core.tuner.targets import calls_of, session_for, target_named
 from tests.core.test_kernels_compile import CALLS, COMPILE, MODELS, SHIPPED, TARGETS
@@ -187,6 +187,40 @@ def test_code_that_does_not_wait_first_is_refused(child: Callable[..., Any], tmp
     refused = "is launched early and does not wait before all else"
     said = [line for name in faulty for line in (f"{name} False compiled", f"{name} True {name} {refused}")]
     assert done.stdout.splitlines() == [*said, "first False compiled", "first True compiled"]
+
+
+@pytest.mark.parametrize("value", ["False", "no", 2, -1])
+@pytest.mark.parametrize("option", ["launch_pdl", "enable_fp_fusion"])
+def test_an_option_that_is_on_or_off_is_neither_with_another_value(option: str, value: str | int) -> None:
+    """What is written as a word does not pass for true: a switch is 0 or 1, in a candidate and when it is compiled."""
+    call = calls_of(session_for(target_named(hal.plugins, MODELS[ARCH].target), hal.plugins), ops.swiglu,
+                    {"T": 4, "F": 64}, "fp32")[0]  # fmt: skip
+    reference = call.kernel.reference_config(call.problem)
+    config = Config.parse(str(reference.replace(**{option: value})))
+    assert "neither 0 nor 1" in str(illegal(call.kernel, frozenset({option}), reference, config))
+    with pytest.raises(CandidateFailed, match="neither 0 nor 1"):
+        lower(call.kernel, call.problem, config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"knobs": {"OVERLAP": (0, 1)}},
+        {"derived": {"OVERLAP": lambda p: 1}},
+        {"reference": PLAIN.replace(OVERLAP=1)},
+        {"reference": lambda p: PLAIN.replace(OVERLAP=1)},
+    ],
+)
+def test_the_constant_is_nobody_else_s(changes: dict[str, Any]) -> None:
+    """A kernel that gives OVERLAP a value of its own, which would be overruled, is refused."""
+    said = {"name": "k", "family": "pointwise", "contract": "k/1", "dims": ("T",), "args": {"out": written("T")},
+            "reference": PLAIN, "knobs": {}, "grid": lambda p, c: (1,)}  # fmt: skip
+    with pytest.raises(DeclarationError, match="'k': OVERLAP is given a value"):
+        kernel(**{**said, **changes})(triton.jit(overlapping)).reference_config(Problem("k", (("T", 1),), ()))
+
+
+def overlapping(out, T, OVERLAP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A kernel's signature; nothing launches it."""
 
 
 def test_a_kernel_that_does_not_wait_is_never_launched_early() -> None:
