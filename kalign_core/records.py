@@ -276,6 +276,7 @@ class Case:
     Row ``i`` of the case is row ``i * step + shift`` of the whole problem, counted round. ``neighbours`` replaces all
     rows but those ``kept`` by ``nan``, ``inf``, ``huge``, ``zero`` or ``reseeded`` numbers. ``fill`` is the byte in the
     outputs' memory beforehand, ``repeats`` how often it runs, ``how``: plainly, in a ``graph`` or on a busy ``stream``.
+    Raises ``BadArgument`` where it never runs: what nobody launched must not pass for evidence.
     """
 
     check: str
@@ -290,6 +291,10 @@ class Case:
     repeats: int = 1
     variant: str = ""
     how: str = ""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise BadArgument(f"a case of {self.check!r} runs {self.repeats} times", fix="repeats=1, or more")
 
 
 @dataclass(frozen=True, slots=True)

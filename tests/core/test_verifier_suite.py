@@ -80,6 +80,13 @@ def test_a_check_of_a_plugin_refutes() -> None:
     assert found.refutation.check == "thirteen"
 
 
+@pytest.mark.parametrize("repeats", [0, -1])
+def test_a_case_that_never_runs_is_no_evidence(repeats: int) -> None:
+    """A check that asks for no run at all refutes, as one that raises does: nothing was compared."""
+    never = Check("never", 9, lambda bench: [Case("never", repeats=repeats)])
+    assert f"'never' runs {repeats} times" in reason(with_plugin(kalign_checks=lambda: [never]))
+
+
 @pytest.mark.parametrize("hook", ["kalign_inputs", "kalign_checks"])
 def test_a_plugin_that_raises_refutes_everything(hook: str) -> None:
     """The gate says which plugin and what it raised."""
