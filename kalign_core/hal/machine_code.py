@@ -24,7 +24,7 @@ BINARIES = ("cubin", "hsaco")
 # no space is named for is taken to reach global memory.
 INSTRUCTION = re.compile(r"[\s{}]*(?:[$%\w]+:(?!:)\s*)*(@\S+\s+)?([a-z][\w.:]*)")
 REACHES_MEMORY = re.compile(r"(?:ldu?|st|atom|red|cp|prefetchu?|multimem|tensormap|tex|tld4|suld|sust|sured)\.")
-OWN_MEMORY = re.compile(r"\.(?:param|shared|local|const)\b(?!.*\.global)")
+OWN_MEMORY = re.compile(r"(?!.*\.global).*\.(?:param|shared|local|const)\b")
 LEAVES = re.compile(r"(?:bra|brx|call|ret|exit)\b")
 WAITS = "griddepcontrol.wait"
 
@@ -71,7 +71,7 @@ def waits_first(asm: Mapping[str, Any]) -> bool:
     for condition, name in (found.groups() for found in map(INSTRUCTION.match, re.split(r"[;\n]", body)) if found):
         if name == WAITS:
             return condition is None
-        if LEAVES.match(name) or (REACHES_MEMORY.match(name) and not OWN_MEMORY.search(name)):
+        if LEAVES.match(name) or (REACHES_MEMORY.match(name) and not OWN_MEMORY.match(name)):
             return False
     return False
 

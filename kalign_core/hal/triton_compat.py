@@ -54,13 +54,25 @@ def compile_lowered(fn: Any, lowered: Lowered, target: Target) -> Any:
         raise
     except BaseException as error:
         raise CandidateFailed(brief(error)) from error
-    if dict(lowered.options).get(OVERLAP_OPTION) and not waits_first(compiled.asm):
+    if dict(lowered.options).get(OVERLAP_OPTION):
+        _check_early(lowered.kernel, compiled.asm)
+    return compiled
+
+
+def _check_early(kernel: str, asm: Any) -> None:
+    """Raise ``CandidateFailed`` where ``asm`` does not show that the kernel waits for its predecessor."""
+    if "cubin" in asm and "ptx" not in asm:
         raise CandidateFailed(
-            f"{lowered.kernel} is launched early and does not wait before all else",
+            f"{kernel} is launched early, and nothing shows whether it waits",
+            why="TRITON_STORE_BINARY_ONLY was set when it was compiled, which leaves the binary alone",
+            fix="unset it, and name an empty folder in TRITON_CACHE_DIR",
+        )
+    if not waits_first(asm):
+        raise CandidateFailed(
+            f"{kernel} is launched early and does not wait before all else",
             why="the kernel before it may still be writing what it reads, or what the kernel behind it reads",
             fix="call after_predecessor(OVERLAP) of kalign_core.kernels.overlap before every load, store and branch",
         )
-    return compiled
 
 
 def brief(error: BaseException) -> str:

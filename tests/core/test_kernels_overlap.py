@@ -44,11 +44,13 @@ def codes(child: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     return {(k.name, early): text for (k, _, early), text in zip(chosen, texts, strict=True)}
 
 
-def compiled(child: Callable[..., Any], folder: Path, jobs: Sequence[Lowered]) -> list[dict[str, Any]]:
+def compiled(
+    child: Callable[..., Any], folder: Path, jobs: Sequence[Lowered], **variables: str
+) -> list[dict[str, Any]]:
     """What a process that compiles ``jobs`` says of each, in their order; ``ttir`` is the code before the assembler."""
     (folder / "jobs.json").write_text(json.dumps([(dataclasses.asdict(job), TARGETS[ARCH]) for job in jobs]))
     code = COMPILE.format(path=str(folder / "jobs.json")).replace('compiled.asm["ttir"]', 'compiled.asm["ptx"]')
-    done = child(code, TRITON_CACHE_DIR=str(folder / "cache"))
+    done = child(code, TRITON_CACHE_DIR=str(folder / "cache"), **variables)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -138,17 +140,6 @@ def leaves(x, out, T, OVERLAP: tl.constexpr):
     after_predecessor(OVERLAP)
     tl.store(out + tl.arange(0, 32), tl.load(x + tl.arange(0, 32)))
 
-@triton.jit(noinline=True)
-def read(x):
-    return tl.load(x + tl.arange(0, 32))
-
-@declared
-@triton.jit
-def calls(x, out, T, OVERLAP: tl.constexpr):
-    values = read(x)
-    after_predecessor(OVERLAP)
-    tl.store(out + tl.arange(0, 32), values)
-
 @declared
 @triton.jit
 def unnamed(x, out, T, OVERLAP: tl.constexpr):
@@ -164,7 +155,7 @@ def first(x, out, T, OVERLAP: tl.constexpr):
     if tl.program_id(0) <= T:
         tl.store(out + tl.arange(0, 32), tl.load(x + tl.arange(0, 32)))
 
-for made in (never, late, sometimes, leaves, calls, unnamed, first):
+for made in (never, late, sometimes, leaves, unnamed, first):
     problem = Problem(made.name, (("T", 32),), (Argument("x", "fp32", (1,)), Argument("out", "fp32", (1,))))
     for early in (False, True):
         try:
@@ -183,10 +174,20 @@ def test_code_that_does_not_wait_first_is_refused(child: Callable[..., Any], tmp
     code = f"import runpy; runpy.run_path({str(script)!r}, run_name='faulty')"
     done = child(code, TRITON_CACHE_DIR=str(tmp_path / "cache"))
     assert done.returncode == 0, done.stderr
-    faulty = ("never", "late", "sometimes", "leaves", "calls", "unnamed")
+    faulty = ("never", "late", "sometimes", "leaves", "unnamed")
     refused = "is launched early and does not wait before all else"
     said = [line for name in faulty for line in (f"{name} False compiled", f"{name} True {name} {refused}")]
     assert done.stdout.splitlines() == [*said, "first False compiled", "first True compiled"]
+
+
+def test_code_that_cannot_be_looked_at_is_refused(child: Callable[..., Any], tmp_path: Path) -> None:
+    """Where the compiler keeps the binary alone, an early launch is refused for that, in later processes as well."""
+    call = calls_of(session_for(target_named(hal.plugins, MODELS[ARCH].target), hal.plugins), ops.swiglu,
+                    {"T": 4, "F": 64}, "fp32")[0]  # fmt: skip
+    job = lower(call.kernel, call.problem, call.kernel.reference_config(call.problem).replace(launch_pdl=True))
+    for variables in ({"TRITON_STORE_BINARY_ONLY": "1"}, {}):
+        [answer] = compiled(child, tmp_path, [job], **variables)
+        assert "nothing shows whether it waits" in answer["failure"]
 
 
 @pytest.mark.parametrize("value", ["False", "no", 2, -1])

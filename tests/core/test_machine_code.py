@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kalign_core import hal
-from kalign_core.hal.machine_code import instructions, registers_and_spills
+from kalign_core.hal.machine_code import instructions, registers_and_spills, waits_first
 from kalign_core.hal.triton_compat import code_digest
 from kalign_core.occupancy import occupancy
 from kalign_core.tuner.targets import targets
@@ -177,3 +177,77 @@ def test_threads_and_memory_are_part_of_a_launch_s_code(name: str) -> None:
         SimpleNamespace(asm=asm, metadata=SimpleNamespace(**facts)) for facts in (same, same, {**same, name: 8})
     )
     assert code_digest(one) == code_digest(again) != code_digest(other)
+
+
+# --- waiting for the kernel before --------------------------------------------------------------------------------
+
+PTX = """
+.func (.param .b32 func_retval0) read(.param .b64 at)
+{{
+	ld.global.b32 	%r1, [%rd1];
+	ret;
+}}
+.visible .entry made(
+	.param .u64 .ptr .global .align 1 made_param_0
+)
+.reqntid 32
+{{
+	.reg .pred 	%p<2>;
+	.loc	1 101 0                         // st.global of a comment
+$L__func_begin0:
+	{ahead}
+	griddepcontrol.wait; // dummy %r1
+	ld.global.b32 	%r1, [%rd1];
+	ret;
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        "",
+        "ld.param.b64 %rd1, [made_param_0];",
+        "st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};",
+        "ld.local.b32 %r1, [%SP];",
+        "{ mov.u32 %r1, %ctaid.x; setp.eq.b32 %p1, %r1, 0; }",
+        "createpolicy.fractional.L2::evict_first.b64 %rd2, 1.0;",
+    ],
+)
+def test_what_needs_nobody_may_come_ahead_of_the_wait(ahead: str) -> None:
+    """Parameters, shared and local memory, and arithmetic depend on no other kernel; nor do functions beside it."""
+    assert waits_first({"ptx": PTX.format(ahead=ahead)})
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        "ld.global.b32 %r1, [%rd1];",
+        "ld.volatile.global.b32 %r1, [%rd1];",
+        "@%p1 ld.global.L1::evict_first.L2::cache_hint.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1], %rd2;",
+        "{ mov.u32 %r1, 0; @!%p1 st.global.b32 [%rd1], %r1; }",
+        "$L__BB0_1: red.global.add.u32 [%rd1], 1;",
+        "atom.global.acq_rel.gpu.cas.b32 %r1, [%rd1], 0, 1;",
+        "cp.async.cg.shared.global [%r1], [%rd1], 16;",
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r1], [%rd1, {0, 0}], [%r2];",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%rd1], [%r1], 16;",
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%rd1, {0, 0}], [%r1];",
+        "prefetch.global.L2 [%rd1];",
+        "multimem.ld_reduce.global.add.f32 %f1, [%rd1];",
+        "ld.acquire.gpu.b32 %r1, [%rd1];",
+        "st.b32 [%rd1], %r1;",
+        "call.uni (retval0), read, (param0);",
+        "@%p1 bra $L__BB0_2;",
+        "@%p1 ret;",
+        "@%p1 griddepcontrol.wait;",
+    ],
+)
+def test_what_may_need_somebody_may_not(ahead: str) -> None:
+    """Global memory, memory of no named space, calls, branches and ends, and a wait under a condition are too early."""
+    assert not waits_first({"ptx": PTX.format(ahead=ahead)})
+
+
+@pytest.mark.parametrize("asm", [{}, {"ptx": ""}, {"amdgcn": "s_endpgm"}, {"ptx": ".visible .entry k()\n{\n\tret;\n}"}])
+def test_code_that_says_nothing_of_waiting_does_not_wait(asm: dict[str, str]) -> None:
+    """Another vendor's code, an empty kernel and none at all are not taken for one that waits."""
+    assert not waits_first(asm)
