@@ -10,9 +10,9 @@ cache.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from kalign_core.errors import CandidateFailed, DeclarationError, UnknownName
 from kalign_core.records import ITEM_BYTES, Config, KnobValue, Problem
@@ -187,10 +187,7 @@ class Kernel:
         return {name: self._typed(name, value) for name, value in config.items() if name not in self.constants}
 
     def _typed(self, name: str, value: KnobValue) -> KnobValue:
-        """``value``, as a boolean where the knob is a switch: a file holds 0 and 1, the compiler tells 0 from False.
-
-        Raises ``CandidateFailed`` where an option that is on or off is given another value, such as the word ``False``.
-        """
+        """``value``, as a boolean for a switch: files hold 0 and 1. Raises ``CandidateFailed`` where it is neither."""
         if name in SWITCHES and value not in (0, 1):
             raise CandidateFailed(f"{name}={value} for {self.name}, which is neither 0 nor 1")
         is_switch = name in SWITCHES or any(isinstance(known, bool) for known in self.knobs.get(name, ()))
@@ -294,8 +291,7 @@ def _check(made: Kernel) -> None:
                 refuse(f"{name!r} has its stride in {stride!r}, which is no run-time parameter")
     if not made.outputs():
         refuse("no argument is written", "give each tensor that it stores to a role written(...)")
-    if OVERLAP in made.knobs or OVERLAP in made.derived:
-        _refuse_overlap(made)
+    _check_overlap(made, (*made.knobs, *made.derived))
     known = sorted({*made.constants, *COMPILER_KNOBS})
     for knob in made.knobs:
         if knob not in known:
@@ -315,8 +311,7 @@ def _check_reference(made: Kernel, reference: Config) -> None:
     for knob in reference:
         if knob not in known:
             raise UnknownName("knob", knob, known)
-    if OVERLAP in reference:
-        _refuse_overlap(made)
+    _check_overlap(made, reference)
     given = {*reference, *made.derived, OVERLAP}
     missing = [name for name in made.constants if name not in given]
     if missing:
@@ -332,12 +327,12 @@ def _check_reference(made: Kernel, reference: Config) -> None:
         )
 
 
-def _refuse_overlap(made: Kernel) -> NoReturn:
-    raise DeclarationError(
-        f"kernel {made.name!r}: {OVERLAP} is given a value",
-        why=f"this constant is true where the launch is early, which is for {OVERLAP_OPTION} to say",
-        fix="leave it out, or give a constant that means something else another name",
-    )
+def _check_overlap(made: Kernel, given: Iterable[str]) -> None:
+    if OVERLAP in given:
+        raise DeclarationError(
+            f"kernel {made.name!r}: {OVERLAP} is given a value, and says whether {OVERLAP_OPTION} is on",
+            fix="leave it out, or give a constant that means something else another name",
+        )
 
 
 # --- lowering -----------------------------------------------------------------------------------------------------
