@@ -33,6 +33,27 @@ LONGEST_HELD = 65536
 FOLD_ROWS = 16
 FOLD_LANES = 256
 KNOBS = {"ROWS": (1, 2, 4, 8, 16, 32), "num_warps": (1, 2, 4, 8, 16)}
+ALONG_ROWS = {
+    "family": "rowwise",
+    "contract": "rms_norm/2",
+    "dims": ("T", "H"),
+    "bucket": {"T": powers_of_two},
+    "rows": "T",
+}
+ARGS = {
+    "x": data("T", "H", strides=("x_stride", 1)),
+    "weight": data("H"),
+    "out": written("T", "H", strides=("out_stride", 1), observe="fp32"),
+    "rstd": side_output("T"),
+}
+RESIDUAL_ARGS = {
+    "x": ARGS["x"],
+    "residual": data("T", "H", strides=("residual_stride", 1)),
+    "weight": ARGS["weight"],
+    "out": ARGS["out"],
+    "h": written("T", "H", strides=("h_stride", 1)),
+    "rstd": ARGS["rstd"],
+}
 DERIVED = {
     "BLOCK": lambda p: next_power_of_2(p.H),
     "LOG2": lambda p: next_power_of_2(p.H).bit_length() - 1,
@@ -79,21 +100,12 @@ def _reciprocal(values, H, eps, ROWS: tl.constexpr, LOG2: tl.constexpr):
 
 @kernel(
     name="rms_norm",
-    family="rowwise",
-    contract="rms_norm/2",
-    dims=("T", "H"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args={
-        "x": data("T", "H", strides=("x_stride", 1)),
-        "weight": data("H"),
-        "out": written("T", "H", strides=("out_stride", 1), observe="fp32"),
-        "rstd": side_output("T"),
-    },
+    args=ARGS,
     reference=whole_rows,
     knobs=KNOBS,
     derived=DERIVED,
     grid=lambda p, c: (cdiv(p.T, c.ROWS),),
+    **ALONG_ROWS,
 )
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_kernel(
@@ -116,23 +128,12 @@ def rms_norm_kernel(
 
 @kernel(
     name="rms_norm_residual",
-    family="rowwise",
-    contract="rms_norm/2",
-    dims=("T", "H"),
-    bucket={"T": powers_of_two},
-    rows="T",
-    args={
-        "x": data("T", "H", strides=("x_stride", 1)),
-        "residual": data("T", "H", strides=("residual_stride", 1)),
-        "weight": data("H"),
-        "out": written("T", "H", strides=("out_stride", 1), observe="fp32"),
-        "h": written("T", "H", strides=("h_stride", 1)),
-        "rstd": side_output("T"),
-    },
+    args=RESIDUAL_ARGS,
     reference=whole_rows,
     knobs=KNOBS,
     derived=DERIVED,
     grid=lambda p, c: (cdiv(p.T, c.ROWS),),
+    **ALONG_ROWS,
 )
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_residual_kernel(
@@ -157,11 +158,6 @@ def rms_norm_residual_kernel(
 
 @kernel(
     name="rms_norm_backward",
-    family="rowwise",
-    contract="rms_norm/2",
-    dims=("T", "H"),
-    bucket={"T": powers_of_two},
-    rows="T",
     args={
         "x": data("T", "H", strides=("x_stride", 1)),
         "weight": data("H"),
@@ -175,6 +171,7 @@ def rms_norm_residual_kernel(
     knobs={"STAGES": (1, 2, 3, 4), "num_warps": (1, 2, 4, 8, 16)},
     derived={**DERIVED, "LANES_LOG2": lambda p: lanes_of(p).bit_length() - 1},
     grid=lambda p, c: (cdiv(p.T, FOLD_ROWS),),
+    **ALONG_ROWS,
 )
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_backward_kernel(

@@ -15,17 +15,10 @@ have.
 import triton
 import triton.language as tl
 
-from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, powers_of_two, side_output, written
+from kalign_core.declare import Config, cdiv, data, kernel, next_power_of_2, side_output, written
 from kalign_core.kernels.pairs import pair_sum
-from kalign_core.kernels.rms_norm import FOLD_ROWS
+from kalign_core.kernels.rms_norm import ALONG_ROWS, ARGS, FOLD_ROWS, RESIDUAL_ARGS
 
-ALONG_ROWS = {
-    "family": "rowwise",
-    "contract": "rms_norm/2",
-    "dims": ("T", "H"),
-    "bucket": {"T": powers_of_two},
-    "rows": "T",
-}
 WHOLE_ROW = {
     **ALONG_ROWS,
     "derived": {"LOG2": lambda p: next_power_of_2(p.H).bit_length() - 1},
@@ -95,12 +88,7 @@ def _long_row(
 
 @kernel(
     name="rms_norm_long",
-    args={
-        "x": data("T", "H", strides=("x_stride", 1)),
-        "weight": data("H"),
-        "out": written("T", "H", strides=("out_stride", 1), observe="fp32"),
-        "rstd": side_output("T"),
-    },
+    args=ARGS,
     **TWICE,
 )
 @triton.jit(do_not_specialize=["T"])
@@ -115,14 +103,7 @@ def rms_norm_long_kernel(
 
 @kernel(
     name="rms_norm_long_residual",
-    args={
-        "x": data("T", "H", strides=("x_stride", 1)),
-        "residual": data("T", "H", strides=("residual_stride", 1)),
-        "weight": data("H"),
-        "out": written("T", "H", strides=("out_stride", 1), observe="fp32"),
-        "h": written("T", "H", strides=("h_stride", 1)),
-        "rstd": side_output("T"),
-    },
+    args=RESIDUAL_ARGS,
     **TWICE,
 )
 @triton.jit(do_not_specialize=["T"])
