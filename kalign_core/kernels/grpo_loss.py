@@ -24,7 +24,7 @@ from kalign_core.declare import Config, cdiv, data, kernel, mask, powers_of_two,
 from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum
-from kalign_core.kernels.tokens import kept_fronts, load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
+from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
 # Part of the contract: tokens summed to one partial result, and what the fold adds by pairs.
 TOKENS = 1024
@@ -96,7 +96,6 @@ def _token_losses(
     reference=Config(BLOCKS=1, TOKENS=TOKENS, LOG2=10, num_warps=2, num_stages=1, enable_fp_fusion=False),
     knobs={"BLOCKS": (1, 2), "num_warps": (2, 4, 8)},
     grid=lambda p, c: (p.B, cdiv(p.S, c.BLOCKS * TOKENS)),
-    usual=kept_fronts,
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def grpo_loss_blocks_kernel(
@@ -229,7 +228,6 @@ def _gradient(
     reference=Config(BLOCK=1024, num_warps=8, num_stages=1, enable_fp_fusion=False),
     knobs={"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)},
     grid=tiles_of_sequences,
-    usual=kept_fronts,
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def grpo_loss_backward_kernel(

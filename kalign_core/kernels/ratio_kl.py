@@ -13,7 +13,7 @@ import triton.language as tl
 from kalign_core.declare import Config, data, kernel, mask, powers_of_two, written
 from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.overlap import after_predecessor
-from kalign_core.kernels.tokens import kept_fronts, load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
+from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
 # No family that vendors know: at the 64 elements a thread they try with pointwise kernels, these spill.
 KNOBS = {"BLOCK": (512, 1024, 2048), "num_warps": (2, 4, 8)}
@@ -57,7 +57,6 @@ def _forward(logp, old_logp, ref_logp, keep, ratio, k1, k2, k3, columns, inside)
     reference=REFERENCE,
     knobs=KNOBS,
     grid=tiles_of_sequences,
-    usual=kept_fronts,
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def ratio_kl_kernel(
@@ -121,7 +120,6 @@ def _backward(logp, old_logp, ref_logp, keep, d_ratio, d_k1, d_k2, d_k3, d_logp,
     reference=REFERENCE.replace(BLOCK=512),
     knobs=KNOBS,
     grid=tiles_of_sequences,
-    usual=kept_fronts,
 )
 @triton.jit(do_not_specialize=["B", "S"])
 def ratio_kl_backward_kernel(

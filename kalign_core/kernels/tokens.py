@@ -4,8 +4,6 @@ Numbers of sequences and of tokens change from step to step, so neither is speci
 forbids the compiler to load several elements at once. A tile that lies inside its row takes none.
 """
 
-import random
-
 import triton
 import triton.language as tl
 
@@ -19,13 +17,6 @@ MOST_TOKENS = MOST_TILES * 512
 def tiles_of_sequences(p, c):
     """One program per sequence and tile of it: two axes, so that no program has to divide."""
     return (p.B, cdiv(p.S, c.BLOCK))
-
-
-def kept_fronts(p):
-    """A mask as training has it: of each sequence its first tokens, at least half, and none behind them."""
-    drawn = random.Random(0)  # noqa: S311  # the same lengths every time
-    lengths = [round(p.S * drawn.uniform(0.5, 1.0)) for _ in range(p.B)]
-    return {"keep": [[True] * length + [False] * (p.S - length) for length in lengths]}
 
 
 @triton.jit
