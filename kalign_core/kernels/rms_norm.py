@@ -98,6 +98,12 @@ def _reciprocal(values, H, eps, ROWS: tl.constexpr, LOG2: tl.constexpr):
     return tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
 
 
+@triton.jit
+def _weight(weight, columns, H):
+    """The weight as ``(1 columns)`` in float32; loaded in the layout of the rows, which it need not be brought into."""
+    return tl.load(weight + columns[None, :], mask=(columns < H)[None, :], other=0.0).to(tl.float32)
+
+
 @kernel(
     name="rms_norm",
     args=ARGS,
@@ -118,10 +124,14 @@ def rms_norm_kernel(
     place = x + rows[:, None] * x_stride + columns[None, :]
     after_predecessor(OVERLAP)
     values = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    # Short rows: the weight is on its way while rows are added up. Long ones need the registers.
+    if ROWS > 1:
+        w = _weight(weight, columns, H)
     scale = _reciprocal(values, H, eps, ROWS, LOG2)
     tl.store(rstd + rows, scale, mask=rows < T)
-    w = tl.load(weight + columns, mask=columns < H, other=0.0).to(tl.float32)
-    result = (values * scale[:, None]) * w[None, :]
+    if ROWS == 1:
+        w = _weight(weight, columns, H)
+    result = (values * scale[:, None]) * w
     target = out + rows[:, None] * out_stride + columns[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=inside, cache_modifier=".cs")
 
@@ -151,8 +161,7 @@ def rms_norm_residual_kernel(
     values = rounded.to(tl.float32)
     scale = _reciprocal(values, H, eps, ROWS, LOG2)
     tl.store(rstd + rows, scale, mask=rows < T)
-    w = tl.load(weight + columns, mask=columns < H, other=0.0).to(tl.float32)
-    result = (values * scale[:, None]) * w[None, :]
+    result = (values * scale[:, None]) * _weight(weight, columns, H)
     tl.store(out + rows[:, None] * out_stride + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
 
 

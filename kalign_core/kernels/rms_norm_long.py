@@ -5,8 +5,9 @@ tree, chunks of ``2**CHUNK_LOG2`` elements are subtrees of it, and their sums ar
 padded with +0. So the size of a chunk is a knob like any other.
 
 A program reads its row twice, the second time backwards: what was read last, as much of it as the knob KEEP
-(sixteenths) asks the last-level cache to keep, need not come from memory again. ``x + residual`` is computed and
-rounded anew the second time, since what a program has stored it may not read back without waiting. Going back, one
+(sixteenths) asks the last-level cache to keep, need not come from memory again. With a residual it is h that is read
+back: one tensor instead of two, and the last that was touched. Every thread reads what it stored itself, for both times
+the tile and its layout are the same; the barrier between makes it so for all threads of a program. Going back, one
 kernel leaves each row's ``c`` and another works on blocks of 16 rows by pieces of a row, from the last block to the
 first, so that the weight's gradient is added up in registers, in the one lane that rows of more than 1,024 elements
 have.
@@ -24,22 +25,7 @@ WHOLE_ROW = {
     "derived": {"LOG2": lambda p: next_power_of_2(p.H).bit_length() - 1},
     "grid": lambda p, c: (p.T,),
 }
-TWICE = {
-    **WHOLE_ROW,
-    "reference": Config(CHUNK_LOG2=13, KEEP=16, STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False),
-    "knobs": {"CHUNK_LOG2": (12, 13), "KEEP": (8, 16), "STAGES": (1, 2, 3), "num_warps": (4, 8, 16)},
-}
-
-
-@triton.jit
-def _read(x, residual, h, row, place, H, x_stride, residual_stride, POLICY: tl.constexpr):
-    """What is normalised at ``place: (1 c)`` of a row, in its own dtype: x, or x and the residual rounded to h's."""
-    inside = place < H
-    values = tl.load(x + row * x_stride + place, mask=inside, other=0.0, eviction_policy=POLICY)
-    if residual is not None:
-        more = tl.load(residual + row * residual_stride + place, mask=inside, other=0.0, eviction_policy=POLICY)
-        values = (values.to(tl.float32) + more.to(tl.float32)).to(h.dtype.element_ty)
-    return values
+IN_CHUNKS = {"CHUNK_LOG2": (12, 13), "STAGES": (1, 2, 3), "num_warps": (4, 8, 16)}
 
 
 @triton.jit
@@ -51,9 +37,12 @@ def _squares_of(
     columns = tl.arange(0, 1 << CHUNK_LOG2)[None, :]
     for chunk in tl.range(first, last, num_stages=STAGES):
         place = chunk * (1 << CHUNK_LOG2) + columns
-        values = _read(x, residual, h, row, place, H, x_stride, residual_stride, POLICY)
+        inside = place < H
+        values = tl.load(x + row * x_stride + place, mask=inside, other=0.0, eviction_policy=POLICY)
         if residual is not None:
-            tl.store(h + row * h_stride + place, values, mask=place < H, cache_modifier=".cs")
+            more = tl.load(residual + row * residual_stride + place, mask=inside, other=0.0, eviction_policy=POLICY)
+            values = (values.to(tl.float32) + more.to(tl.float32)).to(h.dtype.element_ty)
+            tl.store(h + row * h_stride + place, values, mask=inside)
         wide = values.to(tl.float32)
         sums = tl.where(slots == chunk, pair_sum(wide * wide, 1, CHUNK_LOG2)[:, None], sums)
     return sums
@@ -72,24 +61,33 @@ def _long_row(
     sums = tl.zeros((1, 1 << SLOTS_LOG2), tl.float32)
     sums = _squares_of(x, residual, h, row, 0, passing, H, x_stride, residual_stride, h_stride, sums, slots,
                        "evict_first", STAGES, CHUNK_LOG2)  # fmt: skip
-    sums = _squares_of(x, residual, h, row, passing, count, H, x_stride, residual_stride, h_stride, sums, slots,
-                       "evict_last", STAGES, CHUNK_LOG2)  # fmt: skip
+    if KEEP > 0:
+        sums = _squares_of(x, residual, h, row, passing, count, H, x_stride, residual_stride, h_stride, sums, slots,
+                           "evict_last", STAGES, CHUNK_LOG2)  # fmt: skip
     mean = tl.div_rn(pair_sum(sums, 1, SLOTS_LOG2), tl.cast(H, tl.float32))
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     tl.store(rstd + row + tl.arange(0, 1), scale)
+    if residual is None:
+        source = x + row * x_stride
+    else:
+        tl.debug_barrier()
+        source = h + row * h_stride
     columns = tl.arange(0, CHUNK)[None, :]
-    for step in tl.range(0, count, num_stages=STAGES):
+    for step in tl.range(0, count, num_stages=STAGES if residual is None else 1):
         place = (count - 1 - step) * CHUNK + columns
-        values = _read(x, residual, h, row, place, H, x_stride, residual_stride, "evict_first").to(tl.float32)
-        w = tl.load(weight + place, mask=place < H, other=0.0).to(tl.float32)
+        inside = place < H
+        values = tl.load(source + place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        w = tl.load(weight + place, mask=inside, other=0.0).to(tl.float32)
         result = ((values * scale[:, None]) * w).to(out.dtype.element_ty)
-        tl.store(out + row * out_stride + place, result, mask=place < H, cache_modifier=".cs")
+        tl.store(out + row * out_stride + place, result, mask=inside, cache_modifier=".cs")
 
 
 @kernel(
     name="rms_norm_long",
     args=ARGS,
-    **TWICE,
+    reference=Config(CHUNK_LOG2=13, KEEP=16, STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False),
+    knobs={**IN_CHUNKS, "KEEP": (8, 16)},
+    **WHOLE_ROW,
 )
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_long_kernel(
@@ -104,16 +102,18 @@ def rms_norm_long_kernel(
 @kernel(
     name="rms_norm_long_residual",
     args=RESIDUAL_ARGS,
-    **TWICE,
+    reference=Config(CHUNK_LOG2=13, STAGES=1, num_warps=16, num_stages=1, enable_fp_fusion=False),
+    knobs=IN_CHUNKS,
+    **WHOLE_ROW,
 )
 @triton.jit(do_not_specialize=["T"])
 def rms_norm_long_residual_kernel(
     x, residual, weight, out, h, rstd, T, H, x_stride, residual_stride, out_stride, h_stride, eps,
-    CHUNK_LOG2: tl.constexpr, KEEP: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
+    CHUNK_LOG2: tl.constexpr, STAGES: tl.constexpr, LOG2: tl.constexpr,
 ):  # fmt: skip
     LANES_LOG2: tl.constexpr = CHUNK_LOG2 if CHUNK_LOG2 < LOG2 else LOG2
     _long_row(x, residual, weight, out, h, rstd, H, x_stride, residual_stride, out_stride, h_stride, eps,
-              KEEP, STAGES, LANES_LOG2, LOG2 - LANES_LOG2)  # fmt: skip
+              0, STAGES, LANES_LOG2, LOG2 - LANES_LOG2)  # fmt: skip
 
 
 @kernel(
@@ -125,7 +125,7 @@ def rms_norm_long_residual_kernel(
         "row_dot": side_output("T"),
     },
     reference=Config(CHUNK_LOG2=13, STAGES=1, num_warps=8, num_stages=1, enable_fp_fusion=False),
-    knobs={"CHUNK_LOG2": (12, 13), "STAGES": (1, 2, 3), "num_warps": (4, 8, 16)},
+    knobs=IN_CHUNKS,
     **WHOLE_ROW,
 )
 @triton.jit(do_not_specialize=["T"])

@@ -62,7 +62,14 @@ def whole_rows(p):
     return Config(ROWS=rows, num_warps=warps, num_stages=1, enable_fp_fusion=False)
 
 
+def whole_rows_back(p):
+    """As forward. Tiles of 8,192 elements and more are read anew, from nearby, not held while they are added up."""
+    config = whole_rows(p)
+    return config.replace(REREAD=int(next_power_of_2(p.V) * config.ROWS >= CHUNK))
+
+
 HELD = {**ALONG_ROWS, "reference": whole_rows, "knobs": KNOBS, "grid": lambda p, c: (cdiv(p.T, c.ROWS),)}
+HELD_BACK = {**HELD, "reference": whole_rows_back, "knobs": {**KNOBS, "REREAD": (0, 1)}}
 
 
 @triton.jit
@@ -123,7 +130,8 @@ def _held_rows(
 @triton.jit
 def _held_gradient(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse, LOG: tl.constexpr,
-    ROWS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    ROWS: tl.constexpr, REREAD: tl.constexpr,
+    LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
 ):  # fmt: skip
     LINES: tl.constexpr = 1 << (LINES_LOG2 + SLOTS_LOG2)
     LANES: tl.constexpr = 1 << LANES_LOG2
@@ -132,13 +140,18 @@ def _held_gradient(
     rows = line_rows[:, None]
     columns = (lines % LINES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     inside = (rows < T) & (columns < V)
-    values = tl.load(x + rows * x_stride + columns, mask=inside, other=-float("inf")).to(tl.float32)
-    d = tl.load(d_out + rows * d_out_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    source, upstream = x + rows * x_stride + columns, d_out + rows * d_out_stride + columns
+    values = tl.load(source, mask=inside, other=-float("inf")).to(tl.float32)
+    d = tl.load(upstream, mask=inside, other=0.0).to(tl.float32)
     top = tl.load(row_top + line_rows, mask=line_rows < T, other=0.0)
     total = tl.load(row_sum + line_rows, mask=line_rows < T, other=1.0)
     p = probability(values, top, total, k)
     sums = chunk_sum(terms_of(p, d, LOG), ROWS << SLOTS_LOG2, LINES_LOG2, LANES_LOG2)
     c = pair_sum(tl.reshape(sums, (ROWS, 1 << SLOTS_LOG2)), ROWS, SLOTS_LOG2)
+    if REREAD:
+        values = tl.load(source, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+        d = tl.load(upstream, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        p = probability(values, top, total, k)
     result = gradient_of(p, d, each_times(c, ROWS, LINES), inverse, LOG)
     tl.store(d_x + rows * d_x_stride + columns, result.to(d_x.dtype.element_ty), mask=inside)
 
@@ -153,14 +166,15 @@ def softmax_kernel(
                LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(name="softmax_backward", args=GRADIENT_ARGS, **HELD)
+@kernel(name="softmax_backward", args=GRADIENT_ARGS, **HELD_BACK)
 @triton.jit(do_not_specialize=["T"])
 def softmax_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,
-    ROWS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    ROWS: tl.constexpr, REREAD: tl.constexpr,
+    LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
 ):  # fmt: skip
-    _held_gradient(x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse, False, ROWS,
-                   LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
+    _held_gradient(x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse, False,
+                   ROWS, REREAD, LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
 @kernel(name="log_softmax", args=ARGS, **HELD)
@@ -173,11 +187,12 @@ def log_softmax_kernel(
                LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(name="log_softmax_backward", args=GRADIENT_ARGS, **HELD)
+@kernel(name="log_softmax_backward", args=GRADIENT_ARGS, **HELD_BACK)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,
-    ROWS: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    ROWS: tl.constexpr, REREAD: tl.constexpr,
+    LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
 ):  # fmt: skip
-    _held_gradient(x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse, True, ROWS,
-                   LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
+    _held_gradient(x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse, True,
+                   ROWS, REREAD, LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip

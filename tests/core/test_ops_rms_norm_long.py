@@ -242,7 +242,7 @@ SMALL: tuple[tuple[Kernel, dict[str, str], dict[str, Any], dict[str, tuple[int, 
         rms_norm_long_residual_kernel,
         {**WHOLE, "residual": "bf16", "h": "bf16"},
         {"eps": EPS},
-        {"CHUNK_LOG2": (4, 13), "KEEP": (8,)},
+        {"CHUNK_LOG2": (4, 13)},
     ),
     (
         rms_norm_long_dot_kernel,

@@ -10,14 +10,18 @@ import pytest
 import torch
 
 import kalign_core as kalign
+from kalign_core import hal
 from kalign_core.api import recorded
 from kalign_core.errors import BadArgument, KalignError
+from kalign_core.hal.cpu import CpuPlatform
 from kalign_core.kernels.row_parts import CHUNK, LANES, LOG2_E
 from kalign_core.kernels.softmax import LONGEST_HELD
 from kalign_core.ops import softmax as softmax_operator
 from kalign_core.ops.softmax import FEW_ROWS, LOG_SOFTMAX, SOFTMAX, backward, forward
 from kalign_core.session import Session
 from kalign_core.settings import Settings
+from kalign_core.verifier.bench import Bench
+from kalign_core.verifier.gate import open_gate
 from tests.core.scripted import assert_near, assert_rows_keep_their_bits, bits, company, leaf, normals, ops, scripted
 
 BOTH = {"softmax": ops.softmax, "log_softmax": ops.log_softmax}
@@ -256,6 +260,22 @@ def test_the_gate_passes_its_references(op: Any) -> None:
     assert {v.kernel: v.verdict.state for v in verdicts} == dict.fromkeys(
         (op.name, f"{op.name}_backward"), "not refuted"
     )
+
+
+@both
+@pytest.mark.parametrize("width", [40, 9000])
+def test_what_is_read_anew_has_the_bits_of_what_was_held(op: Any, width: int) -> None:
+    """Going back, the gate does not refute the other way to the second pass over a row, whichever the reference is."""
+    with scripted().active():
+        (call,) = [c for c in recorded(op, leaf(3, width)) if c.kernel is op.kernels[1]]
+    home = call.kernel.reference_config(call.problem)
+    assert bool(home.REREAD) is (width > CHUNK)
+    bench = Bench(CpuPlatform(), call.kernel, call.problem, -1)
+    gate = open_gate(hal.plugins, bench, bench.bound(home))
+    gate.check_reference()
+    (verdict,) = gate.examine([bench.bound(home.replace(REREAD=1 - home.REREAD))])
+    assert str(verdict.refutation or "") == ""
+    assert verdict.cases > 10
 
 
 # --- shapes -------------------------------------------------------------------------------------------------------
