@@ -17,7 +17,7 @@ import torch
 
 Fire = Callable[..., None]
 WARM_UP_MS, REPEAT_MS = 1, 5
-NEVER = (math.inf,) * 3
+NEVER = [math.inf] * 3  # a list, as `do_bench` gives: autotune compares readings with each other
 
 
 class Ways(NamedTuple):
@@ -195,7 +195,7 @@ def _milliseconds(call: Callable[[], Any], quantiles: Sequence[float]) -> Sequen
     if not torch.cuda.is_available():
         started = time.perf_counter()
         call()
-        return ((time.perf_counter() - started) * 1e3,) * len(quantiles)
+        return [(time.perf_counter() - started) * 1e3] * len(quantiles)
     from triton.testing import do_bench
 
     found: Sequence[float] = do_bench(call, warmup=WARM_UP_MS, rep=REPEAT_MS, quantiles=quantiles)

@@ -123,8 +123,11 @@ def rms_norm_kernel(
     inside = (rows < T)[:, None] & (columns < H)[None, :]
     place = x + rows[:, None] * x_stride + columns[None, :]
     after_predecessor(OVERLAP)
-    values = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-    # Short rows: the weight is on its way while rows are added up. Long ones need the registers.
+    # Long rows pass through the cache; short ones stay, where they fit. The weight of short rows is on its way while
+    # they are added up; long ones need the registers.
+    POLICY: tl.constexpr = "evict_first" if ROWS == 1 else ""
+    MODIFIER: tl.constexpr = ".cs" if ROWS == 1 else ""
+    values = tl.load(place, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)
     if ROWS > 1:
         w = _weight(weight, columns, H)
     scale = _reciprocal(values, H, eps, ROWS, LOG2)
@@ -133,7 +136,7 @@ def rms_norm_kernel(
         w = _weight(weight, columns, H)
     result = (values * scale[:, None]) * w
     target = out + rows[:, None] * out_stride + columns[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=inside, cache_modifier=".cs")
+    tl.store(target, result.to(out.dtype.element_ty), mask=inside, cache_modifier=MODIFIER)
 
 
 @kernel(

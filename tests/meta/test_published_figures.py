@@ -17,9 +17,10 @@ def kept(name: str) -> Any:
     return json.loads((RESULTS / f"h200-triton-{name}.json").read_text(encoding="utf-8"))
 
 
-def cells(page: str, first: str) -> list[str]:
-    """The cells of the one row of ``page`` that begins with ``first``."""
+def cells(page: str, first: str, after: str = "") -> list[str]:
+    """The cells of the one row of ``page``, from where it says ``after``, that begins with ``first``."""
     text = (RESULTS / page).read_text(encoding="utf-8")
+    text = text[text.index(after) :]
     (row,) = (line for line in text.splitlines() if line.startswith(f"| {first} |"))
     return [cell.strip() for cell in row.strip("|").split("|")]
 
@@ -132,7 +133,9 @@ def test_the_trial_of_early_launches_is_the_kept_one() -> None:
     """Every case of the trial, in turn and early, cold and warm."""
     for case in kept("3.6-trial-overlap")["cases"]:
         for cell, way in zip(
-            cells("operators-rowwise.md", case["name"])[1:], ("reference", "pdl", "pdl1"), strict=True
+            cells("operators-rowwise.md", case["name"], "**Early launches**")[1:],
+            ("reference", "pdl", "pdl1"),
+            strict=True,
         ):
             assert agree(cell, [case["times"][way]["us"], case["warm"][way]["us"]]), (case["name"], way)
 
@@ -148,17 +151,16 @@ TUNED = {
 @pytest.mark.parametrize("row", TUNED)
 def test_row_wise_launches_that_were_tuned_are_the_kept_ones(row: str) -> None:
     """Reference, choice and best of its candidates, from the run that regret was measured in."""
-    text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
-    (line,) = (line for line in text[text.index("## Tuned") :].splitlines() if line.startswith(f"| {row} |"))
+    shown = cells("operators-rowwise.md", row, "## Tuned")
     (problem,) = (p for p in kept("3.6-regret")["problems"] if p["label"] == TUNED[row])
     pace = problem["paces"]["back to back"]
-    for cell, name in zip(line.strip("|").split("|")[2:], ("reference_us", "chosen_us", "best_us"), strict=True):
+    for cell, name in zip(shown[2:], ("reference_us", "chosen_us", "best_us"), strict=True):
         assert agree(cell, [pace[name]]), (row, name)
 
 
 WAYS = {
     "kalign, tuned": "kalign tuned", "kalign, mode off": "kalign off", "the same kernels, Triton's launch": "triton",
-    "`@triton.autotune`, warm, over that launch and one other number of warps": "triton.autotune, warm",
+    "`@triton.autotune`, warm, over kalign's candidates": "triton.autotune, warm", "torch's operators": "torch",
 }  # fmt: skip
 
 
@@ -178,3 +180,26 @@ def test_kept_results_are_all_named() -> None:
     pages = {path.stem for path in RESULTS.glob("*.md")}
     assert {name for name in files if name not in text and Path(name).stem not in pages} == set()
     assert set(re.findall(r"`((?:h200|cpu|cache)-[\w.-]+\.json)`", text)) <= files
+
+
+IDEAS = {
+    "as it is": ("softmax", ("now",)),
+    "three of ten steps held": ("softmax", ("h3a0s1",)),
+    "two held, one ahead": ("softmax", ("h2a1s1",)),
+    "none held, one ahead": ("softmax", ("h0a1s1",)),
+    "held, 8 warps": ("softmax backward 8192", ("w8--a0p0",)),
+    "read anew, 8 warps": ("softmax backward 8192", ("w8--a1p0",)),
+    "read anew, 4; 16 warps": ("softmax backward 8192", ("w4--a1p0", "w16--a1p0")),
+    "x and residual twice, 16 warps": ("rms long residual", ("s1w16b0evict_last.cs",)),
+    "h back, 16 warps; 8 warps": ("rms long residual", ("s1w16b1evict_first", "s1w8b1evict_first")),
+}
+
+
+@pytest.mark.parametrize("launch", IDEAS)
+def test_the_trial_of_row_wise_ideas_is_the_kept_one(launch: str) -> None:
+    """What each launch of the trial took."""
+    case, names = IDEAS[launch]
+    (found,) = (row["us"] for row in kept("3.6-trial-rowwise")["rows"] if (row["case"], row["kind"]) == (case, "cold"))
+    text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if f"| {launch} |" in line)
+    assert agree(line.strip("|").split("|")[2], [found[name] for name in names])
