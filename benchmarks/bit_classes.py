@@ -6,7 +6,8 @@
 Every space of ``known_spaces.py`` is examined twice: the quick gate, as it stands before a candidate while tuning, says
 ``refuted`` or ``not refuted``; and candidates are grouped by digests of their widest output over the core cases, which
 no verdict enters. Candidates that run the same instructions as another are compiled and then left out. ``--out`` is
-rewritten after every space, so that a run that is cut leaves what it had; ``--resume`` goes on from there.
+rewritten after every space, so that a run that is cut leaves what it had; ``--resume`` goes on from there, kernels of
+which too few candidates were compared first.
 ``--reference-only`` takes the references' digests alone, ``--against`` compares them with those of an earlier run under
 another compiler.
 """
@@ -277,6 +278,7 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
         rows += examined_before(given.resume)
         known = {(row["kind"], row["kernel"], row["problem"]) for row in rows}
         spaces = [s for s in spaces if (s.kind, s.kernel.name, problem_text(s.problem)) not in known]
+        spaces.sort(key=lambda space: compared_of(rows, space) >= known_spaces.LEAST_OF_ONE_KERNEL)
         stands = [stand_for(here, device, space) for space in spaces]
         jobs = [job for s in stands for config in (s.reference, *s.space.configs) for job in s.lowered(config)]
         print(f"{len(stands)} spaces, {len(set(jobs))} compiles, {time.monotonic() - started:.1f} s", file=sys.stderr)
@@ -303,6 +305,15 @@ def run(given: argparse.Namespace) -> dict[str, Any]:
 def examined_before(path: Path | None) -> list[dict[str, Any]]:
     """The rows of the result in ``path``; none without one."""
     return [] if path is None else list(json.loads(path.read_text(encoding="utf-8"))["spaces"])
+
+
+def compared_of(rows: Sequence[Mapping[str, Any]], space: Any) -> int:
+    """How many candidates of the space's kernel were compared in such spaces; plenty where it has none to compare."""
+    if not space.configs:
+        return sys.maxsize
+    return sum(
+        row.get("compared", 0) for row in rows if (row["kind"], row["kernel"]) == (space.kind, space.kernel.name)
+    )
 
 
 def examined(here: Any, stand: Stand, ahead: Ahead) -> dict[str, Any]:

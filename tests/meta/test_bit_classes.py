@@ -217,3 +217,20 @@ def test_a_kernel_that_no_call_poses_is_told(bench_modules: Any) -> None:
     """Nothing is left out in silence."""
     rows = {row["kernel"]: row for row in bench_modules.known_spaces.shortfalls([])}
     assert rows["swiglu"] == {"kernel": "swiglu", "configurations": 0, "why": "no call poses it"}
+
+
+def test_kernels_short_of_candidates_go_first_when_a_run_is_resumed(bench_modules: Any) -> None:
+    """What was compared counts by kernel and kind; a space without candidates is never in a hurry."""
+    compared, least = bench_modules.bit_classes.compared_of, bench_modules.known_spaces.LEAST_OF_ONE_KERNEL
+    rows = [
+        {"kind": "operator", "kernel": "long", "compared": least},
+        {"kind": "operator", "kernel": "short", "compared": 5},
+        {"kind": "operator", "kernel": "short", "error": "could not be launched"},
+        {"kind": "known equal", "kernel": "short", "compared": 99},
+    ]
+
+    def space(kernel: str, *configs: Config) -> Any:
+        return types.SimpleNamespace(kind="operator", kernel=types.SimpleNamespace(name=kernel), configs=configs)
+
+    assert [compared(rows, space(name, ONE)) for name in ("long", "short", "new")] == [least, 5, 0]
+    assert compared(rows, space("new")) > least
