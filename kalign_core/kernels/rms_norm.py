@@ -100,7 +100,7 @@ def _reciprocal(values, H, eps, ROWS: tl.constexpr, LOG2: tl.constexpr):
 
 @triton.jit
 def _weight(weight, columns, H):
-    """The weight as ``(1 columns)`` in float32; loaded in the layout of the rows, which it need not be brought into."""
+    """The weight as ``(1 columns)`` in float32, loaded as the rows lie, so that no conversion follows."""
     return tl.load(weight + columns[None, :], mask=(columns < H)[None, :], other=0.0).to(tl.float32)
 
 
@@ -123,8 +123,8 @@ def rms_norm_kernel(
     inside = (rows < T)[:, None] & (columns < H)[None, :]
     place = x + rows[:, None] * x_stride + columns[None, :]
     after_predecessor(OVERLAP)
-    # Long rows pass through the cache; short ones stay, where they fit. The weight of short rows is on its way while
-    # they are added up; long ones need the registers.
+    # Tiles of one row carry hints to the cache, tiles of several none. The weight of the latter is on its way while
+    # they are added up; the former need the registers.
     POLICY: tl.constexpr = "evict_first" if ROWS == 1 else ""
     MODIFIER: tl.constexpr = ".cs" if ROWS == 1 else ""
     values = tl.load(place, mask=inside, other=0.0, eviction_policy=POLICY).to(tl.float32)

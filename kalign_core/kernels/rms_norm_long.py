@@ -6,11 +6,12 @@ padded with +0. So the size of a chunk is a knob like any other.
 
 A program reads its row twice, the second time backwards: what was read last, as much of it as the knob KEEP
 (sixteenths) asks the last-level cache to keep, need not come from memory again. With a residual it is h that is read
-back: one tensor instead of two, and the last that was touched. Every thread reads what it stored itself, for both times
-the tile and its layout are the same; the barrier between makes it so for all threads of a program. Going back, one
-kernel leaves each row's ``c`` and another works on blocks of 16 rows by pieces of a row, from the last block to the
-first, so that the weight's gradient is added up in registers, in the one lane that rows of more than 1,024 elements
-have.
+back: one tensor instead of two, and the last that was touched. Where h's rows are aligned a thread reads what it
+stored itself; where they are not (H = 65,537) the load has another layout than the store, and threads read what others
+stored: the barrier between makes that right, for it orders a program's accesses to memory (PTX ISA, ``bar``). Going
+back, one kernel leaves each row's ``c`` and another works on blocks of 16 rows by pieces of a row, from the last block
+to the first, so that the weight's gradient is added up in registers, in the one lane that rows of more than 1,024
+elements have.
 """
 
 import triton

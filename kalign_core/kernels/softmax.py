@@ -6,7 +6,8 @@ element's b and the sum ``P`` as in ``kernels.row_parts``, then in float32
 Backward, with ``p = exp2(b) * div_rn(1, s)``, ``inverse = 1 / temperature`` rounded once and g the upstream gradient:
 softmax: ``c = P(g * p)``, ``dx = round((p * (g - c)) * inverse)``; its logarithm: ``c = P(g)``,
 ``dx = round((g - p * c) * inverse)``; the chunks' sums are added by adjacent pairs, padded with +0. p is computed anew
-from x rather than read back from the result, whose 16 bits would cost it half its digits.
+from x rather than read back from the result, whose 16 bits would cost it half its digits. Going back, a program may
+read its rows a second time instead of holding them (REREAD); the bits are the same.
 
 Rows of more than 32,768 elements are those of ``kernels.softmax_long``.
 """
@@ -63,7 +64,7 @@ def whole_rows(p):
 
 
 def whole_rows_back(p):
-    """As forward. Tiles of 8,192 elements and more are read anew, from nearby, not held while they are added up."""
+    """As forward. Tiles of 8,192 elements and more are read anew: faster at 8,192; longer ones are not timed."""
     config = whole_rows(p)
     return config.replace(REREAD=int(next_power_of_2(p.V) * config.ROWS >= CHUNK))
 

@@ -187,7 +187,7 @@ IDEAS = {
     "three of ten steps held": ("softmax", ("h3a0s1",)),
     "two held, one ahead": ("softmax", ("h2a1s1",)),
     "none held, one ahead": ("softmax", ("h0a1s1",)),
-    "held, 8 warps": ("softmax backward 8192", ("w8--a0p0",)),
+    "held, 8; 4; 16 warps": ("softmax backward 8192", ("w8--a0p0", "w4--a0p0", "w16--a0p0")),
     "read anew, 8 warps": ("softmax backward 8192", ("w8--a1p0",)),
     "read anew, 4; 16 warps": ("softmax backward 8192", ("w4--a1p0", "w16--a1p0")),
     "x and residual twice, 16 warps": ("rms long residual", ("s1w16b0evict_last.cs",)),
