@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, index, kernel, mask, next_power_of_2, powers_of_two, written
+from kalign_core.kernels.pairs import line_of
 
 KNOBS = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (2, 4, 8)}
 # Of Mandelbrot's form of Zipf's law, for text: S. T. Piantadosi, Psychonomic Bulletin & Review 21, 2014.
@@ -26,10 +27,9 @@ def wide_tiles(p):
     return Config(BLOCK=block, num_warps=max(1, block // 512), num_stages=1, enable_fp_fusion=False)
 
 
-def narrow_tiles(p):
-    """Reference: 8 elements a thread, up to 1,024 a program: most rows of a table are short work."""
-    block = max(256, min(1024, next_power_of_2(p.H)))
-    return Config(UNROLL=4, BLOCK=block, num_warps=block // 256, num_stages=1, enable_fp_fusion=False)
+def wide_tiles_back(p):
+    """Reference of the backward pass: as forward, and two rows at a time, since most of a table have none or one."""
+    return wide_tiles(p).replace(UNROLL=2)
 
 
 def text_ids(p):
@@ -96,7 +96,7 @@ def embedding_kernel(ids, weight, out, T, V, H, weight_stride, out_stride, BLOCK
         "d_out": data("T", "H", strides=("d_out_stride", 1)),
         "d_weight": written("V", "H", strides=("H", 1), observe="fp32"),
     },
-    reference=narrow_tiles,
+    reference=wide_tiles_back,
     knobs={"UNROLL": (2, 4, 8), "BLOCK": (1024, 2048), "num_warps": (4, 8)},
     grid=lambda p, c: (p.V * cdiv(p.H, c.BLOCK),),
     usual=text_runs,
@@ -111,19 +111,25 @@ def embedding_backward_kernel(
     tiles = tl.cdiv(H, BLOCK)
     number = (tl.program_id(0) // tiles).to(tl.int64)
     columns = (tl.program_id(0) % tiles) * BLOCK + tl.arange(0, BLOCK)
+    steps = tl.arange(0, UNROLL)
     total = tl.zeros((BLOCK,), tl.float32)
-    at = tl.load(place + number).to(tl.int64)
-    # How much of the next row to add: all of it, or nothing where it is no row of this number.
-    width = tl.where(tl.load(named + number) != 0, H, 0)
-    while width > 0:
-        # Several rows' loads are under way before the first is added; nothing is +0.
+    # UNROLL tokens at a time: which they are, and how many of them are of this number, none where it is not named.
+    here = tl.load(place + number).to(tl.int64) + steps
+    there = here < tl.where(tl.load(named + number) != 0, T, 0)
+    rows = tl.load(order + here, mask=there, other=0).to(tl.int64)
+    more = tl.load(joined + here, mask=there & (steps > 0), other=1)
+    count = tl.min(tl.where(there & (more != 0), UNROLL, steps), axis=0)
+    while count > 0:
+        inside = (steps < count)[:, None] & (columns < H)[None, :]
+        source = d_out + rows[:, None] * d_out_stride + columns[None, :]
+        values = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        # The next ones are looked up while these rows are on their way.
+        here += UNROLL
+        there = here < tl.where(count == UNROLL, T, 0)
+        rows = tl.load(order + here, mask=there, other=0).to(tl.int64)
+        more = tl.load(joined + here, mask=there, other=0)
+        count = tl.min(tl.where(more != 0, UNROLL, steps), axis=0)
+        # In ascending order; a row that is not there adds +0.
         for step in tl.static_range(UNROLL):
-            here = tl.minimum(at + step, T - 1)
-            if step > 0:
-                width = tl.where((at + step < T) & (tl.load(joined + here) != 0), width, 0)
-            row = tl.load(order + here).to(tl.int64)
-            values = tl.load(d_out + row * d_out_stride + columns, mask=columns < width, other=0.0)
-            total += values.to(tl.float32)
-        at += UNROLL
-        width = tl.where((at < T) & (tl.load(joined + tl.minimum(at, T - 1)) != 0), width, 0)
+            total += line_of(values, step, UNROLL, BLOCK)
     tl.store(d_weight + number * H + columns, total.to(d_weight.dtype.element_ty), mask=columns < H)

@@ -23,7 +23,7 @@ import triton.language as tl
 from kalign_core.declare import Config, cdiv, data, kernel, mask, powers_of_two, side_output, written
 from kalign_core.kernels.kl import k3_of, k3_slope
 from kalign_core.kernels.overlap import after_predecessor
-from kalign_core.kernels.pairs import pair_sum
+from kalign_core.kernels.pairs import line_of, pair_sum
 from kalign_core.kernels.tokens import load_floats, load_mask, store_rounded, tile_of, tiles_of_sequences
 
 # Part of the contract: tokens summed to one partial result, and what the fold adds by pairs.
@@ -158,14 +158,21 @@ def _sequences(sums, counts, rows, B, BLOCKS, ROWS: tl.constexpr, COLS: tl.const
         "share": side_output(strides=()),
     },
     reference=Config(
-        ROWS=FOLD_ROWS, ROWS_LOG2=6, COLS=FOLD_BLOCKS, COLS_LOG2=4, num_warps=8, num_stages=1, enable_fp_fusion=False
+        UNROLL=1,
+        ROWS=FOLD_ROWS,
+        ROWS_LOG2=6,
+        COLS=FOLD_BLOCKS,
+        COLS_LOG2=4,
+        num_warps=8,
+        num_stages=1,
+        enable_fp_fusion=False,
     ),
-    knobs={"num_warps": (4, 8, 16)},
+    knobs={"UNROLL": (1, 2, 4), "num_warps": (4, 8, 16)},
     grid=lambda p, c: (1,),
 )
 @triton.jit(do_not_specialize=["B", "BLOCKS"])
 def grpo_loss_fold_kernel(
-    sums, counts, loss, shares, share, B, BLOCKS, length,
+    sums, counts, loss, shares, share, B, BLOCKS, length, UNROLL: tl.constexpr,
     ROWS: tl.constexpr, ROWS_LOG2: tl.constexpr, COLS: tl.constexpr, COLS_LOG2: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """By sequences where ``shares`` is there, fixed where ``length`` is, else by tokens."""
@@ -173,17 +180,20 @@ def grpo_loss_fold_kernel(
     # Vectors of one element: what is stored to the two scalars.
     total = tl.zeros((1,), tl.float32)
     number = tl.zeros((1,), tl.int64)
-    for first in range(0, B, ROWS):
-        rows = first + tl.arange(0, ROWS)
-        sum, count = _sequences(sums, counts, rows, B, BLOCKS, ROWS, COLS, COLS_LOG2)
+    for first in range(0, B, UNROLL * ROWS):
+        rows = first + tl.arange(0, UNROLL * ROWS)
+        sum, count = _sequences(sums, counts, rows, B, BLOCKS, UNROLL * ROWS, COLS, COLS_LOG2)
         if shares is not None:
             width = count.to(tl.float32)
             tl.store(shares + rows, tl.where(count > 0, tl.div_rn(1.0, width), 0.0), mask=rows < B)
             sum = tl.where(count > 0, tl.div_rn(sum, width), 0.0)
         if shares is not None or length is not None:
             count = (count > 0).to(tl.int32)
-        total += pair_sum(tl.reshape(sum, (1, ROWS)), 1, ROWS_LOG2)
-        number += pair_sum(tl.reshape(count, (1, ROWS)), 1, ROWS_LOG2)
+        parts = pair_sum(tl.reshape(sum, (UNROLL, ROWS)), UNROLL, ROWS_LOG2)[:, None]
+        # In ascending order; parts behind the last sequence are +0.
+        for step in tl.static_range(UNROLL):
+            total += line_of(parts, step, UNROLL, 1)
+        number += tl.sum(count.to(tl.int64), axis=0)
     divisor = number.to(tl.float32)
     if length is not None:
         divisor *= tl.cast(length, tl.float32)
@@ -194,8 +204,9 @@ def grpo_loss_fold_kernel(
 
 @triton.jit
 def _gradient(
-    logp, old_logp, ref_logp, advantages, token_advantages, keep, d_logp, row, columns, inside, weight, low, high, beta
-):
+    logp, old_logp, ref_logp, advantages, token_advantages, keep, shares, share, d_loss, d_logp,
+    row, columns, inside, low, high, beta,
+):  # fmt: skip
     p = load_floats(logp + columns, inside)
     old = load_floats(old_logp + columns, inside)
     advantage = _advantage(advantages, token_advantages, row, columns, inside)
@@ -205,6 +216,10 @@ def _gradient(
         slope = beta * k3_slope(load_floats(ref_logp + columns, inside) - p) - gain
     else:
         slope = -gain
+    # Multiplied behind the tile's branch: ahead of it, the product would wait before any token is asked for.
+    weight = tl.load(d_loss) * tl.load(share)
+    if shares is not None:
+        weight *= tl.load(shares + row)
     result = weight * slope
     if keep is not None:
         result = tl.where(load_mask(keep + columns, inside), result, 0.0)
@@ -246,17 +261,14 @@ def grpo_loss_backward_kernel(
         keep += row * keep_stride
     d_logp += row * d_logp_stride
     after_predecessor(OVERLAP)
-    weight = tl.load(d_loss) * tl.load(share)
-    if shares is not None:
-        weight *= tl.load(shares + row)
     columns = first + tl.arange(0, BLOCK)
     if first + BLOCK <= S:
         _gradient(
-            logp, old_logp, ref_logp, advantages, token_advantages, keep, d_logp, row, columns, None,
-            weight, low, high, beta,
+            logp, old_logp, ref_logp, advantages, token_advantages, keep, shares, share, d_loss, d_logp,
+            row, columns, None, low, high, beta,
         )  # fmt: skip
     else:
         _gradient(
-            logp, old_logp, ref_logp, advantages, token_advantages, keep, d_logp, row, columns, columns < S,
-            weight, low, high, beta,
+            logp, old_logp, ref_logp, advantages, token_advantages, keep, shares, share, d_loss, d_logp,
+            row, columns, columns < S, low, high, beta,
         )  # fmt: skip

@@ -42,3 +42,13 @@ def pair_sum_down(values, ROWS: tl.constexpr, LOG2: tl.constexpr, COLUMNS: tl.co
     for step in tl.static_range(LOG2):
         values = tl.sum(tl.reshape(values, (ROWS << (LOG2 - 1 - step), 2, COLUMNS)), axis=1)
     return values
+
+
+@triton.jit
+def line_of(values, line, LINES: tl.constexpr, COLUMNS: tl.constexpr):
+    """Line ``line`` of ``values: (LINES, COLUMNS)`` in float32, ``(COLUMNS,)``: its sum with -0, which is neutral."""
+    values = tl.where(tl.arange(0, LINES)[:, None] == line, values, -0.0)
+    for step in tl.static_range(8):
+        if (LINES >> step) > 1:
+            values = tl.sum(tl.reshape(values, (LINES >> (step + 1), 2, COLUMNS)), axis=1)
+    return tl.reshape(values, (COLUMNS,))

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from kalign_core.declare import Config, cdiv, data, kernel, scale, side_output, written
+from kalign_core.kernels.overlap import after_predecessor
 from kalign_core.kernels.pairs import pair_sum, pair_sum_down, pair_sums
 from kalign_core.kernels.row_parts import CHUNK, chunk_distances, chunk_sum, load_parts, merged
 from kalign_core.kernels.softmax import ALONG_ROWS, ARGS, GRADIENT_ARGS, gradient_of, probability, result_of, terms_of
@@ -116,11 +117,13 @@ def _long_row(
 def _piece_of_row(
     x, part_top, part_sum, out, row_top, row_sum, V, x_stride, part_stride, out_stride, k, LOG: tl.constexpr,
     BLOCK: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(V, BLOCK)
     tile = tl.program_id(0) % tiles
     here = (tl.program_id(0) // tiles).to(tl.int64) + tl.arange(0, 1)
     count = tl.cdiv(V, 1 << (LINES_LOG2 + LANES_LOG2))
+    after_predecessor(OVERLAP)
     tops = load_parts(part_top, here, here >= 0, count, part_stride, -float("inf"), 1 << SLOTS_LOG2)
     sums = load_parts(part_sum, here, here >= 0, count, part_stride, 0.0, 1 << SLOTS_LOG2)
     top, total = merged(tops, sums, 1, SLOTS_LOG2)
@@ -184,9 +187,10 @@ def softmax_long_kernel(
 def softmax_pieces_kernel(
     x, part_top, part_sum, out, row_top, row_sum, T, V, x_stride, part_stride, out_stride, k,
     BLOCK: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     _piece_of_row(x, part_top, part_sum, out, row_top, row_sum, V, x_stride, part_stride, out_stride, k, False, BLOCK,
-                  LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
+                  LINES_LOG2, LANES_LOG2, SLOTS_LOG2, OVERLAP)  # fmt: skip
 
 
 @kernel(name="softmax_long_backward", args=GRADIENT_ARGS, **GRADIENT)
@@ -215,9 +219,10 @@ def log_softmax_long_kernel(
 def log_softmax_pieces_kernel(
     x, part_top, part_sum, out, row_top, row_sum, T, V, x_stride, part_stride, out_stride, k,
     BLOCK: tl.constexpr, LINES_LOG2: tl.constexpr, LANES_LOG2: tl.constexpr, SLOTS_LOG2: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     _piece_of_row(x, part_top, part_sum, out, row_top, row_sum, V, x_stride, part_stride, out_stride, k, True, BLOCK,
-                  LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
+                  LINES_LOG2, LANES_LOG2, SLOTS_LOG2, OVERLAP)  # fmt: skip
 
 
 @kernel(name="log_softmax_long_backward", args=GRADIENT_ARGS, **GRADIENT)

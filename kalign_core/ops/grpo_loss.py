@@ -112,6 +112,12 @@ class GRPOLoss(Operator):
         advantages = random_tensor(shape[:1], dtype, seed + 3, device)
         return logp.requires_grad_(), old, ref, advantages, random_tensor(shape, "fp32", seed + 4, device) < 1
 
+    def forms(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> Iterator[tuple[Any, ...]]:
+        """Every reduction: what is folded, and what is gone back through, is other code for each."""
+        tokens = self.inputs(sizes, dtype, seed, device)
+        for reduction in REDUCTIONS:
+            yield *tokens, 0.2, 0.2, 0.04, reduction, sizes["S"] if reduction == "fixed" else None
+
     def oracle(self, *args: Any) -> torch.Tensor:
         given = (*args, *(None, 0.2, 0.2, 0.04, "token", None)[len(args) - 4 :])
         logp, old, ref, advantages, mask, clip_low, clip_high, beta, reduction, length = given

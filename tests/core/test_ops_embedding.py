@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from kalign_core.errors import BadArgument, KalignError, MixedDevices
+from kalign_core.kernels.embedding import embedding_backward_kernel
+from kalign_core.ops.embedding import _runs
 from kalign_core.session import Session
 from kalign_core.settings import Settings
 from tests.core.scripted import bits, leaf, normals, ops
@@ -68,6 +70,30 @@ def test_gradients_add_in_the_tokens_order(vocabulary: int, dtype: torch.dtype) 
         expected[token] = expected[token] + row
     _, d_weight = both_ways(ids, weight, d_out)
     assert bits(d_weight) == bits(torch.from_numpy(expected).to(dtype))
+
+
+@pytest.mark.parametrize("unroll", embedding_backward_kernel.knobs["UNROLL"])
+@pytest.mark.parametrize("tokens", [1, 7, 8, 9, 16, 33])
+def test_runs_of_any_length_are_added_in_order(tokens: int, unroll: int) -> None:
+    """However many rows are on their way at a time, a run ends where it ends: at the last token, or at another id."""
+    ids = torch.tensor([1] * tokens + [3] * tokens)
+    d_out = normals(2 * tokens, 300) * 10.0 ** normals(2 * tokens, 1)
+    d_out[0], d_out[-1] = -0.0, torch.inf
+    expected = np.zeros((5, 300), np.float32)
+    for token, row in zip(ids.tolist(), d_out.numpy(), strict=True):
+        expected[token] = expected[token] + row
+    d_weight = torch.full((5, 300), torch.nan)
+    launch = embedding_backward_kernel.fn[(5 * 2,)]
+    launch(*_runs(ids, 5), d_out, d_weight, 2 * tokens, 5, 300, 300, UNROLL=unroll, BLOCK=256)
+    assert bits(d_weight) == expected.tobytes()
+
+
+@pytest.mark.parametrize("wrong", [2**32 + 1, -(2**32) + 1, 2**63 - 1, -(2**63), 3, -1])
+def test_ids_far_outside_add_nothing(wrong: int) -> None:
+    """Ids that 32 bits would take for others are outside the table all the same."""
+    ids, weight = torch.tensor([1, wrong, 1]), normals(3, 8)
+    _, d_weight = both_ways(ids, weight, torch.ones(3, 8))
+    assert d_weight.tolist() == [[0.0] * 8, [2.0] * 8, [0.0] * 8]
 
 
 def test_a_row_s_gradient_depends_on_its_own_tokens() -> None:

@@ -11,6 +11,7 @@ import torch
 from kalign_core.errors import BadArgument, KalignError, MixedDevices, UnknownName
 from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS, grpo_loss_fold_kernel
 from kalign_core.ops.noting import launch
+from kalign_core.records import Config
 from tests.core.scripted import assert_near, bits, leaf, normals, ops, scripted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -137,6 +138,30 @@ def test_its_bits_are_the_contract_s(mean: str) -> None:
     loss, d_logp = both_ways(given, **MEANS[mean])
     assert bits(loss) == (folded(sums, FOLD_ROWS) / divisor).tobytes()
     assert bits(d_logp) == np.where(mask, weight * slope, f(0)).tobytes()
+
+
+@pytest.mark.parametrize("unroll", grpo_loss_fold_kernel.knobs["UNROLL"])
+@pytest.mark.parametrize("batch", [1, FOLD_ROWS, 3 * FOLD_ROWS + 1, 5 * FOLD_ROWS])
+@every_mean
+def test_the_fold_s_bits_do_not_follow_its_launch(batch: int, unroll: int, mean: str) -> None:
+    """Groups of sequences are added in ascending order, however many are read at a time."""
+    sums, counts = normals(batch, 20) * 10.0 ** normals(batch, 1), torch.ones(batch, 20, dtype=torch.int32)
+    sums[0], counts[-1] = -0.0, 0
+    loss, share = torch.empty(()), torch.empty(())
+    shares = torch.empty(batch) if mean == "sequence" else None
+    reference = grpo_loss_fold_kernel.reference
+    assert isinstance(reference, Config)
+    given = {name: value for name, value in reference.replace(UNROLL=unroll).items() if name.isupper()}
+    length = MEANS[mean].get("length")
+    grpo_loss_fold_kernel.fn[(1,)](sums, counts, loss, shares, share, batch, 20, length, OVERLAP=False, **given)
+    f = np.float32
+    per_sequence, tokens = folded(sums.numpy(), FOLD_BLOCKS), counts.sum(1).numpy()
+    if mean == "sequence":
+        with np.errstate(invalid="ignore", divide="ignore"):
+            per_sequence = np.where(tokens > 0, per_sequence / tokens.astype(f), f(0))
+    divisor = {"token": f(tokens.sum()), "sequence": f(batch - 1), "fixed": f(batch - 1) * f(50)}[mean]
+    expected = folded(per_sequence, FOLD_ROWS) / divisor if divisor else f(0)
+    assert bits(loss) == f(expected).tobytes()
 
 
 @every_mean
