@@ -32,8 +32,9 @@ MOST_OF_ONE_PROBLEM = 32
 LEAST_OF_ONE_KERNEL = 60
 # Rows that are tuned when they are called, and not by an operator's name alone: they have kernels of their own.
 MORE_SIZES = {"rms_norm": ({"T": MOST_ROWS, "H": 151936},)}
-# A table as long as a vocabulary has the gate write a gigabyte for every case, and no code depends on its length.
-OTHER_SIZES = {"embedding": {"V": 8192}}
+# A table as long as a vocabulary has the gate write a gigabyte for every case, and long sequences have digests taken of
+# a quarter of one. No code depends on either length.
+OTHER_SIZES = {"embedding": {"V": 8192}, "pack": {"S": 64}, "unpack": {"S": 64}}
 LAYOUTS = (("unaligned",), ("uneven",), ("unaligned", "uneven"))
 
 

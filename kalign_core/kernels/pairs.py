@@ -46,7 +46,10 @@ def pair_sum_down(values, ROWS: tl.constexpr, LOG2: tl.constexpr, COLUMNS: tl.co
 
 @triton.jit
 def line_of(values, line, LINES: tl.constexpr, COLUMNS: tl.constexpr):
-    """Line ``line`` of ``values: (LINES, COLUMNS)`` in float32, ``(COLUMNS,)``: its sum with -0, which is neutral."""
+    """Line ``line`` of at most 256 in ``values: (LINES, COLUMNS)``, float32; ``(COLUMNS,)``.
+
+    It is the line's sum with -0, which is neutral, by pairs: in any order its bits are the line's.
+    """
     values = tl.where(tl.arange(0, LINES)[:, None] == line, values, -0.0)
     for step in tl.static_range(8):
         if (LINES >> step) > 1:

@@ -69,8 +69,14 @@ def whole_rows_back(p):
     return config.replace(REREAD=int(next_power_of_2(p.V) * config.ROWS >= CHUNK))
 
 
+def held_rows_back(p):
+    """As forward. The logarithm's sum is of the upstream gradient alone: reading anew is 2 % slower at 8,192."""
+    return whole_rows(p).replace(REREAD=0)
+
+
 HELD = {**ALONG_ROWS, "reference": whole_rows, "knobs": KNOBS, "grid": lambda p, c: (cdiv(p.T, c.ROWS),)}
 HELD_BACK = {**HELD, "reference": whole_rows_back, "knobs": {**KNOBS, "REREAD": (0, 1)}}
+HELD_BACK_OF_LOG = {**HELD_BACK, "reference": held_rows_back}
 
 
 @triton.jit
@@ -142,18 +148,21 @@ def _held_gradient(
     columns = (lines % LINES)[:, None] * LANES + tl.arange(0, LANES)[None, :]
     inside = (rows < T) & (columns < V)
     source, upstream = x + rows * x_stride + columns, d_out + rows * d_out_stride + columns
-    values = tl.load(source, mask=inside, other=-float("inf")).to(tl.float32)
-    d = tl.load(upstream, mask=inside, other=0.0).to(tl.float32)
+    values = tl.load(source, mask=inside, other=-float("inf"))
+    d = tl.load(upstream, mask=inside, other=0.0)
+    # What is read anew is converted where it is used: in float32 it takes registers that another program could have.
+    if not REREAD:
+        values, d = values.to(tl.float32), d.to(tl.float32)
     top = tl.load(row_top + line_rows, mask=line_rows < T, other=0.0)
     total = tl.load(row_sum + line_rows, mask=line_rows < T, other=1.0)
-    p = probability(values, top, total, k)
-    sums = chunk_sum(terms_of(p, d, LOG), ROWS << SLOTS_LOG2, LINES_LOG2, LANES_LOG2)
+    p = probability(values.to(tl.float32), top, total, k)
+    sums = chunk_sum(terms_of(p, d.to(tl.float32), LOG), ROWS << SLOTS_LOG2, LINES_LOG2, LANES_LOG2)
     c = pair_sum(tl.reshape(sums, (ROWS, 1 << SLOTS_LOG2)), ROWS, SLOTS_LOG2)
     if REREAD:
-        values = tl.load(source, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
-        d = tl.load(upstream, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        p = probability(values, top, total, k)
-    result = gradient_of(p, d, each_times(c, ROWS, LINES), inverse, LOG)
+        values = tl.load(source, mask=inside, other=-float("inf"), eviction_policy="evict_first")
+        d = tl.load(upstream, mask=inside, other=0.0, eviction_policy="evict_first")
+        p = probability(values.to(tl.float32), top, total, k)
+    result = gradient_of(p, d.to(tl.float32), each_times(c, ROWS, LINES), inverse, LOG)
     tl.store(d_x + rows * d_x_stride + columns, result.to(d_x.dtype.element_ty), mask=inside)
 
 
@@ -188,7 +197,7 @@ def log_softmax_kernel(
                LINES_LOG2, LANES_LOG2, SLOTS_LOG2)  # fmt: skip
 
 
-@kernel(name="log_softmax_backward", args=GRADIENT_ARGS, **HELD_BACK)
+@kernel(name="log_softmax_backward", args=GRADIENT_ARGS, **HELD_BACK_OF_LOG)
 @triton.jit(do_not_specialize=["T"])
 def log_softmax_backward_kernel(
     x, row_top, row_sum, d_out, d_x, T, V, x_stride, d_out_stride, d_x_stride, k, inverse,

@@ -18,7 +18,7 @@ from kalign_core.ops.opaque import opaque
 from kalign_core.ops.recall import Form
 from kalign_core.problems import one_device
 
-# Numbers that 32 bits hold with one beside them on either side.
+# Rows of a table whose numbers fit 32 bits with one beside them on either side.
 MOST_NUMBERS = 2**31 - 1
 
 
@@ -101,9 +101,11 @@ def backward(ids: torch.Tensor, weight: torch.Tensor, d_out: torch.Tensor) -> to
 def _runs(ids: torch.Tensor, vocabulary: int) -> tuple[torch.Tensor, ...]:
     """Where the tokens of each number are, all on the device: what ``embedding_backward_kernel`` calls by name.
 
-    Half as many bits are sorted in two thirds of the time. Ids outside the table stay outside it.
+    A radix sort takes a pass for every few bits, so that 64 of them are cut to 32 first; ids outside the table stay
+    outside it.
     """
-    keys = ids.clamp(-1, vocabulary).to(torch.int32) if vocabulary < MOST_NUMBERS else ids
+    short = ids.dtype == torch.int64 and vocabulary <= MOST_NUMBERS
+    keys = ids.clamp(-1, vocabulary).to(torch.int32) if short else ids
     ordered, order = torch.sort(keys, stable=True)
     numbers = torch.arange(vocabulary, dtype=ordered.dtype, device=ids.device)
     place = torch.searchsorted(ordered, numbers).clamp_(max=len(ids) - 1)

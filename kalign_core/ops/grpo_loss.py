@@ -113,7 +113,7 @@ class GRPOLoss(Operator):
         return logp.requires_grad_(), old, ref, advantages, random_tensor(shape, "fp32", seed + 4, device) < 1
 
     def forms(self, sizes: Sizes, dtype: str, seed: int, device: torch.device) -> Iterator[tuple[Any, ...]]:
-        """Every reduction: what is folded, and what is gone back through, is other code for each."""
+        """Every reduction: each is folded by other code, and sequences are gone back through by other code."""
         tokens = self.inputs(sizes, dtype, seed, device)
         for reduction in REDUCTIONS:
             yield *tokens, 0.2, 0.2, 0.04, reduction, sizes["S"] if reduction == "fixed" else None

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from kalign_core.api import recorded_forms
 from kalign_core.errors import BadArgument, KalignError, MixedDevices, UnknownName
-from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS, grpo_loss_fold_kernel
+from kalign_core.kernels.grpo_loss import FOLD_BLOCKS, FOLD_ROWS, TOKENS, grpo_loss_blocks_kernel, grpo_loss_fold_kernel
 from kalign_core.ops.noting import launch
-from kalign_core.records import Config
+from kalign_core.records import Config, Problem
 from tests.core.scripted import assert_near, bits, leaf, normals, ops, scripted
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -148,20 +149,43 @@ def test_the_fold_s_bits_do_not_follow_its_launch(batch: int, unroll: int, mean:
     sums, counts = normals(batch, 20) * 10.0 ** normals(batch, 1), torch.ones(batch, 20, dtype=torch.int32)
     sums[0], counts[-1] = -0.0, 0
     loss, share = torch.empty(()), torch.empty(())
-    shares = torch.empty(batch) if mean == "sequence" else None
+    shares = torch.full((batch + 8,), torch.nan) if mean == "sequence" else None
     reference = grpo_loss_fold_kernel.reference
     assert isinstance(reference, Config)
     given = {name: value for name, value in reference.replace(UNROLL=unroll).items() if name.isupper()}
     length = MEANS[mean].get("length")
     grpo_loss_fold_kernel.fn[(1,)](sums, counts, loss, shares, share, batch, 20, length, OVERLAP=False, **given)
     f = np.float32
-    per_sequence, tokens = folded(sums.numpy(), FOLD_BLOCKS), counts.sum(1).numpy()
-    if mean == "sequence":
-        with np.errstate(invalid="ignore", divide="ignore"):
-            per_sequence = np.where(tokens > 0, per_sequence / tokens.astype(f), f(0))
+    per_sequence, tokens = folded(sums.numpy(), FOLD_BLOCKS), counts.sum(1).numpy().astype(f)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        of_sequence = np.where(tokens > 0, f(1) / tokens, f(0))
+        if mean == "sequence":
+            per_sequence = np.where(tokens > 0, per_sequence / tokens, f(0))
     divisor = {"token": f(tokens.sum()), "sequence": f(batch - 1), "fixed": f(batch - 1) * f(50)}[mean]
     expected = folded(per_sequence, FOLD_ROWS) / divisor if divisor else f(0)
     assert bits(loss) == f(expected).tobytes()
+    assert bits(share) == f(f(1) / divisor if divisor else 0).tobytes()
+    if shares is not None:
+        assert bits(shares[:batch]) == of_sequence.tobytes()
+        assert shares[batch:].isnan().all()
+
+
+def length_of(problem: Problem) -> float | None:
+    """What the problem's kernel is given as length, if anything."""
+    return next((arg.value for arg in problem.args if arg.name == "length"), None)
+
+
+def test_every_reduction_is_tuned_by_name() -> None:
+    """Its name and a size stand for what each reduction runs: three folds, and two ways back."""
+    made = {
+        (call.kernel.name, call.problem.dtype("shares"), length_of(call.problem) is not None)
+        for call in recorded_forms(ops.grpo_loss, {"B": 2, "S": 256}, "fp32", torch.device("cpu"))
+        if call.kernel is not grpo_loss_blocks_kernel
+    }
+    fold, back = "grpo_loss_fold", "grpo_loss_backward"
+    assert made == {
+        (fold, "none", False), (fold, "fp32", False), (fold, "none", True), (back, "none", False), (back, "fp32", False)
+    }  # fmt: skip
 
 
 @every_mean
@@ -221,7 +245,7 @@ def test_advantages_of_sequences_and_of_tokens_are_alike() -> None:
 @every_mean
 def test_more_tokens_than_32_bits_count(mean: str) -> None:
     """The number of tokens is that of them all, also past 2**31."""
-    batch, tokens = 3 * FOLD_ROWS, 2**24
+    batch, tokens = 3 * FOLD_ROWS, 2**26
     sums, counts = torch.ones(batch, 1), torch.full((batch, 1), tokens, dtype=torch.int32)
     loss, share, shares = torch.empty(()), torch.empty(()), torch.empty(batch) if mean == "sequence" else None
     launch(grpo_loss_fold_kernel, sums, counts, loss, shares, share, batch, 1, MEANS[mean].get("length"))
