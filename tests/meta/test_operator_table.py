@@ -220,7 +220,7 @@ ROW = re.compile(
 )
 PAGES = {
     "operators-pointwise.md": ("operators-pointwise",),
-    "operators-rowwise.md": ("operators-rowwise", "operators-rowwise-long", "operators-rowwise-before"),
+    "operators-rowwise.md": ("operators-rowwise", "operators-rowwise-gradient"),
 }
 
 
