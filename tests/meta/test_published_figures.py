@@ -203,3 +203,24 @@ def test_the_trial_of_row_wise_ideas_is_the_kept_one(launch: str) -> None:
     text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
     (line,) = (line for line in text.splitlines() if f"| {launch} |" in line)
     assert agree(line.strip("|").split("|")[2], [found[name] for name in names])
+
+
+NO_HELP = {
+    "4 warps, 264 programs, 4 steps ahead": ("softmax log=False", ("f1.4.4.264",)),
+    "16 warps, 132 programs, 4 steps ahead": ("softmax log=False", ("f1.4.16.132",)),
+    "stripes of 64; 128; 512 rows": ("stripes log=False", ("g64", "g128", "g512")),
+    "no stripes, everything from memory twice": ("stripes log=False", ("g4096",)),
+    "two blocks of 16 rows a program; four": ("rms backward 4096x8192", ("new bl2s3w8r0", "new bl4s3w8r0")),
+    "at most 128 registers": ("rms backward 4096x8192", ("new bl1s3w8r128",)),
+}
+
+
+@pytest.mark.parametrize("launch", NO_HELP)
+def test_the_trial_of_what_did_not_help_is_the_kept_one(launch: str) -> None:
+    """What each of those launches took."""
+    case, names = NO_HELP[launch]
+    rows = [row["us"] for row in kept("3.6-trial-long-rows")["rows"] if (row["case"], row["kind"]) == (case, "cold")]
+    (found,) = (us for us in rows if set(names) <= set(us))
+    text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines() if f"| {launch} |" in line)
+    assert agree(line.strip("|").split("|")[2], [found[name] for name in names])
