@@ -107,14 +107,21 @@ def replays(calls: Mapping[T, Callable[..., Any]], sets: Sequence[tuple[Any, ...
     return ready
 
 
-def interleave(ready: Mapping[T, Reading], rounds: int, rest_share: float = 0.0) -> dict[T, list[float]]:
-    """Readings by round, in random order within each; after each reading ``rest_share`` times its length of idling."""
+def interleave(
+    ready: Mapping[T, Reading], rounds: int, rest_share: float = 0.0, before: Callable[[], None] | None = None
+) -> dict[T, list[float]]:
+    """Readings by round, in random order within each, ``before`` called ahead of each of them.
+
+    After each reading ``rest_share`` times its length of idling.
+    """
     readings: dict[T, list[float]] = {name: [] for name in ready}
     order = list(ready)
     shuffle = random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)
         for name in order:
+            if before is not None:
+                before()
             us = ready[name].us()
             readings[name].append(us)
             if rest_share:

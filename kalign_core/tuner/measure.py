@@ -225,7 +225,7 @@ class Meter:
         if kind == RESTED:
             self._rest(REST_SHARE * ready.launches * _each_us(contender) * 1e-6)
         if self._is_cold(kind):
-            self._evict()
+            self.evict()
         started = self._now()
         try:
             reading = ready.sampler.sample_us()
@@ -236,7 +236,7 @@ class Meter:
             contender.waits.append((self._now() - started) * 1e6 / (reading * ready.launches) - 1)
         return reading
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
         """Read enough other memory to empty the last-level cache, where not even the most sets of arguments fill it.
 
         Outside of what is timed, and by reading: what had been written would have to be written back meanwhile.

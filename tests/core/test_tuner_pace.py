@@ -150,7 +150,7 @@ def test_sets_too_small_to_leave_the_cache_have_help(monkeypatch: pytest.MonkeyP
 def test_the_cache_is_emptied_before_each_cold_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other memory is read once before every cold reading, never within one and never for a warm one."""
     log: list[str] = []
-    monkeypatch.setattr(measure.Meter, "_evict", lambda self: log.append("emptied"))
+    monkeypatch.setattr(measure.Meter, "evict", lambda self: log.append("emptied"))
     here = stand(Clock(), model=replace(Script().model, last_level_bytes=1 << 10))
     here.script.time_us = lambda kernel, config: log.append("read") or 100.0
     home, best = here.all(REFERENCE, BEST)

@@ -16,6 +16,7 @@ import torch
 from kalign_core.api import recorded
 from kalign_core.hal import replay, triton_compat
 from kalign_core.records import Condition
+from kalign_core.tuner.measure import Meter
 from tests.core.scripted import FASTER, prefers, scale, scripted
 from tests.core.tune_process import gone
 
@@ -92,6 +93,36 @@ def rehearsed(benchmark: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch) 
         calls = recorded(scale, *scale.inputs({"T": 4, "F": 40}, "fp32", 0, torch.device("cpu")))
         monkeypatch.setattr(call_of, "calls_of", lambda *problem: calls)
         yield here
+
+
+def test_something_may_go_ahead_of_every_reading(benchmark: Callable[[str], Any]) -> None:
+    """``before`` is called once ahead of each reading, never within one."""
+    log: list[str] = []
+
+    class Logged(NamedTuple):
+        launches: int = 1
+
+        def us(self) -> float:
+            log.append("read")
+            return 1.0
+
+    found = benchmark("replay_timing").interleave({"a": Logged(), "b": Logged()}, 3, before=lambda: log.append("empty"))
+    assert (log, found) == (["empty", "read"] * 6, {"a": [1.0] * 3, "b": [1.0] * 3})
+
+
+@pytest.mark.parametrize("sets", [0, 2])
+def test_what_is_judged_cold_is_read_from_an_empty_cache(
+    benchmark: Callable[[str], Any], rehearsed: Any, monkeypatch: pytest.MonkeyPatch, sets: int
+) -> None:
+    """The judge empties the last-level cache ahead of cold readings, as the tuner does, and of no warm ones."""
+    regret, log = benchmark("regret"), []
+    (call,) = regret.calls_of()
+    reports = [regret.tuned(rehearsed, call)]
+    monkeypatch.setattr(Meter, "_cold_sets", lambda self: sets)
+    monkeypatch.setattr(Meter, "evict", lambda self: log.append("emptied"))
+    kind = regret.judge(rehearsed, call, reports)["kind"]
+    assert (kind, len(log) > regret.FRONT_ROUNDS) == (("cold", True) if sets else ("warm", False))
+    assert sets or not log
 
 
 def test_a_problem_s_regret_is_measured(benchmark: Callable[[str], Any], rehearsed: Any) -> None:
