@@ -182,44 +182,31 @@ def test_kept_results_are_all_named() -> None:
     assert set(re.findall(r"`((?:h200|cpu|cache)-[\w.-]+\.json)`", text)) <= files
 
 
-IDEAS = {
-    "as it is": ("softmax", ("now",)),
-    "three of ten steps held": ("softmax", ("h3a0s1",)),
-    "two held, one ahead": ("softmax", ("h2a1s1",)),
-    "none held, one ahead": ("softmax", ("h0a1s1",)),
-    "held, 8; 4; 16 warps": ("softmax backward 8192", ("w8--a0p0", "w4--a0p0", "w16--a0p0")),
-    "read anew, 8 warps": ("softmax backward 8192", ("w8--a1p0",)),
-    "read anew, 4; 16 warps": ("softmax backward 8192", ("w4--a1p0", "w16--a1p0")),
-    "x and residual twice, 16 warps": ("rms long residual", ("s1w16b0evict_last.cs",)),
-    "h back, 16 warps; 8 warps": ("rms long residual", ("s1w16b1evict_first", "s1w8b1evict_first")),
+IDEAS, NO_HELP = "3.6-trial-rowwise", "3.6-trial-long-rows"
+TRIALS = {
+    "as it is": (IDEAS, "softmax", ("now",)),
+    "three of ten steps held": (IDEAS, "softmax", ("h3a0s1",)),
+    "two held, one ahead": (IDEAS, "softmax", ("h2a1s1",)),
+    "none held, one ahead": (IDEAS, "softmax", ("h0a1s1",)),
+    "held, 8; 4; 16 warps": (IDEAS, "softmax backward 8192", ("w8--a0p0", "w4--a0p0", "w16--a0p0")),
+    "read anew, 8 warps": (IDEAS, "softmax backward 8192", ("w8--a1p0",)),
+    "read anew, 4; 16 warps": (IDEAS, "softmax backward 8192", ("w4--a1p0", "w16--a1p0")),
+    "x and residual twice, 16 warps": (IDEAS, "rms long residual", ("s1w16b0evict_last.cs",)),
+    "h back, 16 warps; 8 warps": (IDEAS, "rms long residual", ("s1w16b1evict_first", "s1w8b1evict_first")),
+    "4 warps, 264 programs, 4 steps ahead": (NO_HELP, "softmax log=False", ("f1.4.4.264",)),
+    "16 warps, 132 programs, 4 steps ahead": (NO_HELP, "softmax log=False", ("f1.4.16.132",)),
+    "stripes of 64; 128; 512 rows": (NO_HELP, "stripes log=False", ("g64", "g128", "g512")),
+    "no stripes, everything from memory twice": (NO_HELP, "stripes log=False", ("g4096",)),
+    "two blocks of 16 rows a program; four": (NO_HELP, "rms backward 4096x8192", ("new bl2s3w8r0", "new bl4s3w8r0")),
+    "at most 128 registers": (NO_HELP, "rms backward 4096x8192", ("new bl1s3w8r128",)),
 }
 
 
-@pytest.mark.parametrize("launch", IDEAS)
-def test_the_trial_of_row_wise_ideas_is_the_kept_one(launch: str) -> None:
-    """What each launch of the trial took."""
-    case, names = IDEAS[launch]
-    (found,) = (row["us"] for row in kept("3.6-trial-rowwise")["rows"] if (row["case"], row["kind"]) == (case, "cold"))
-    text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
-    (line,) = (line for line in text.splitlines() if f"| {launch} |" in line)
-    assert agree(line.strip("|").split("|")[2], [found[name] for name in names])
-
-
-NO_HELP = {
-    "4 warps, 264 programs, 4 steps ahead": ("softmax log=False", ("f1.4.4.264",)),
-    "16 warps, 132 programs, 4 steps ahead": ("softmax log=False", ("f1.4.16.132",)),
-    "stripes of 64; 128; 512 rows": ("stripes log=False", ("g64", "g128", "g512")),
-    "no stripes, everything from memory twice": ("stripes log=False", ("g4096",)),
-    "two blocks of 16 rows a program; four": ("rms backward 4096x8192", ("new bl2s3w8r0", "new bl4s3w8r0")),
-    "at most 128 registers": ("rms backward 4096x8192", ("new bl1s3w8r128",)),
-}
-
-
-@pytest.mark.parametrize("launch", NO_HELP)
-def test_the_trial_of_what_did_not_help_is_the_kept_one(launch: str) -> None:
-    """What each of those launches took."""
-    case, names = NO_HELP[launch]
-    rows = [row["us"] for row in kept("3.6-trial-long-rows")["rows"] if (row["case"], row["kind"]) == (case, "cold")]
+@pytest.mark.parametrize("launch", TRIALS)
+def test_trials_of_row_wise_kernels_are_the_kept_ones(launch: str) -> None:
+    """What each launch of a trial took."""
+    file, case, names = TRIALS[launch]
+    rows = [row["us"] for row in kept(file)["rows"] if (row["case"], row["kind"]) == (case, "cold")]
     (found,) = (us for us in rows if set(names) <= set(us))
     text = (RESULTS / "operators-rowwise.md").read_text(encoding="utf-8")
     (line,) = (line for line in text.splitlines() if f"| {launch} |" in line)

@@ -120,6 +120,8 @@ def test_what_the_readme_says_of_a_result_is_kept() -> None:
         f"{over_add[0]:.2f} times `torch.add` ({over_add[1]:.2f} under Triton 3.9)",
     ):
         assert said in text, said
+    verdicts = " ".join((ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8").split())
+    assert f"Of {sum(kind['compared'] for kind in equal):,} candidates that have the reference's bits" in verdicts
 
 
 @pytest.mark.parametrize(
